@@ -1,4 +1,4 @@
-"""Write what is generated: four pages of docs/ and the sizes of the models."""
+"""Write what is generated: five pages of docs/ and the sizes of the models."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,17 @@ from phalanx.catalog.models import (
     load_sizes,
 )
 from phalanx.catalog.other_trainers import TRAINERS
+from phalanx.config.presets import (
+    APPLICATIONS,
+    Preset,
+    iterate_old_presets,
+    read_preset_summary,
+    shorten_name,
+)
+from phalanx.config.read import read_settings
 from phalanx.config.schema import OPTIONS, Option
 from phalanx.models.cost import count_size
+from phalanx.plan.pipeline import count_stages
 from phalanx.units import format_si
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -56,6 +65,30 @@ flag (`--opt`), a YAML key (`opt:`) and a keyword in Python (`opt=`), with hyphe
 Many names are the same and are not listed: `--epochs`, `--lr`, `--momentum`, `--seed`, ...
 
 This page is written from the tables: `make docs`.
+"""
+OLD_PRESETS_HEAD = """# Configurations by their old names
+
+The entries of the older applications' configs.yml, of the age of their READMEs, are presets under
+the names they had: `phalanx train`, `plan`, `validate` and `bench` take `--config NAME`, and flags
+win over it. `phalanx presets ls --old` lists them, `phalanx presets cat NAME` prints one.
+
+Every key has the value it had, and where a key is missing, the application's default applies as far
+as it changes a number. A rate given per image follows the batch, as it did. Replicas and stages for
+which there are no devices are folded ([training](training.md#many-devices)), with the same steps.
+Hints to the IPU's compiler and paths are left out.
+
+The [recipes](recipes.md) are the same runs, laid out for GPUs, and "What differs in all of them"
+there holds here, too. Only here, replicas are the original's with group norm as well, activations
+are recomputed wherever they were, checkpoints are scored after training, and those of EfficientNet
+are averaged at the end, for which all of them are kept.
+
+A name that two applications have is given with one of them: `tf1/resnet8_test`. So is one that is a
+model's: `pl/resnet50`. A file of your own in ./presets or ./configs.yml wins over any of these.
+
+`resnet50_infer_bs16` and its siblings are for scoring and serving: what takes a model, such as
+`phalanx bench infer` and `validate`, uses their batch, images in 8 bits and 16-bit floats.
+
+This page is written from the presets: `make docs`.
 """
 BENCH_HEAD = """# Measurements
 
@@ -136,6 +169,41 @@ def other_trainers_page() -> str:
             f"\n## {trainer[0].upper()}{trainer[1:]}\n\n| theirs | here |\n|---|---|\n{rows}"
         )
     return "".join(parts)
+
+
+def old_presets_page() -> str:
+    """docs/old-configs.md: the configurations of older applications, by application."""
+    head = (
+        "| preset | micro-batch x accumulation x replicas | stages | global batch | epochs | what |"
+    )
+    head += "\n|---|---|---:|---:|---:|---|\n"
+    parts = [OLD_PRESETS_HEAD]
+    for name, title in APPLICATIONS.items():
+        rows = "".join(map(old_preset_row, iterate_old_presets(name)))
+        parts.append(f"\n## {title}\n\n{head}{rows}")
+    return "".join(parts)
+
+
+def old_preset_row(preset: Preset) -> str:
+    """One row of a table of configurations."""
+    config = read_settings(preset.full_name).config
+    batch, replicas = config.data.batch_size, int(config.machine.replicas)
+    accumulation = config.train.gradient_accumulation or 1
+    splits = config.pipeline.pipeline_splits
+    stages = f"{count_stages(config)}"
+    if config.pipeline.pipeline_schedule == "Sequential" and splits:
+        stages = f"{splits.count(',') + 2}, on one device"
+    application = APPLICATIONS[preset.application]
+    what = read_preset_summary(preset).removesuffix(f" ({application})")
+    cells = (
+        f"`{shorten_name(preset)}`",
+        f"{batch} x {accumulation} x {replicas}",
+        stages,
+        f"{batch * accumulation * replicas:,}",
+        f"{config.train.epochs:g}",
+        what.replace(f"({application}, ", "("),
+    )
+    return f"| {' | '.join(cells)} |\n"
 
 
 def bench_page(folder: Path = BENCH) -> str:
@@ -277,4 +345,5 @@ if __name__ == "__main__":
     write(DOCS / "options.md", options_page())
     write(DOCS / "models.md", models_page())
     write(DOCS / "other-trainers.md", other_trainers_page())
+    write(DOCS / "old-configs.md", old_presets_page())
     write(BENCH / "README.md", bench_page())

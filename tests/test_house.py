@@ -18,7 +18,7 @@ from PIL import Image
 import phalanx
 from phalanx.assemble.dataset_summary import plan_run
 from phalanx.catalog.datasets import DATASETS
-from phalanx.config.presets import builtin_preset_folder
+from phalanx.config.presets import builtin_preset_folder, iterate_old_presets
 from phalanx.config.read import read_settings
 from phalanx.config.schema import OPTIONS
 
@@ -496,6 +496,9 @@ def test_the_options_page_is_fresh():
     assert page.count("| `--") == len(OPTIONS)
     writer = runpy.run_path(str(HOME / "scripts" / "write_docs.py"))
     assert page == writer["options_page"](), "stale: run `make docs`"
+    page = (HOME / "docs" / "old-configs.md").read_text(encoding="utf-8")
+    assert page.count("\n| `") == len(list(iterate_old_presets())) >= 50
+    assert page == writer["old_presets_page"](), "stale: run `make docs`"
     page = (HOME / "docs" / "other-trainers.md").read_text(encoding="utf-8")
     assert page == writer["other_trainers_page"](), "stale: run `make docs`"
 

@@ -24,6 +24,10 @@ PHOTOS = {"data": "folder", "data-dir": "photos"}
             "--cutmix-lambda: --cutmix-lambda-high draws the boxes differently",
         ),
         (
+            {"cutmix-lambda": "0.85", "mixup-alpha": "0.2", "batch-size": "2"},
+            "--batch-size: mixup and cutmix .* need 3 images",
+        ),
+        (
             {"mixup-alpha": "0.2", "batch-size": "1"},
             "--batch-size: mixup takes .* needs 2 images",
         ),
@@ -52,6 +56,7 @@ def test_what_cannot_be_is_refused(flags, told):
         {"eight-bit-io": "false", "normalization-location": "host"},
         {"cutmix-lambda-low": "0.5", "cutmix-lambda-high": "0.5", "batch-size": "3"},
         {"mixup-alpha": "0.2", "batch-size": "2"},
+        {"mixup-alpha": "0.2", "cutmix-lambda": "0.85", "batch-size": "3"},  # as TensorFlow 1
     ],
 )
 def test_what_can_be_is_not(flags):

@@ -6,9 +6,13 @@ import pytest
 
 from phalanx.config.presets import (
     builtin_preset_folder,
+    find_old_preset,
     find_preset,
+    is_preset,
+    iterate_old_presets,
     iterate_presets,
     read_preset_summary,
+    shorten_name,
 )
 from phalanx.config.read import read_settings
 from phalanx.errors import ConfigError
@@ -124,3 +128,71 @@ def test_the_first_comment_says_what_a_preset_is():
     Path("configs.yml").write_text("c:\n  lr: 1\n")
     about = {name: read_preset_summary(find_preset(name)) for name in "abc"}
     assert about == {"a": "cats at night", "b": "", "c": "an entry of configs.yml"}
+
+
+# --- configurations of the applications before Phalanx ---
+
+
+def test_an_old_name_is_found_and_with_the_application_it_is_from():
+    preset = find_preset("resnet50_mk2_pipelined")
+    assert (preset.application, preset.full_name) == ("pl", "pl/resnet50_mk2_pipelined")
+    assert find_preset(preset.full_name) == preset
+    assert read_settings(preset.full_name).name == "resnet50_mk2_pipelined"
+    assert is_preset(preset.name) and is_preset(preset.full_name)
+    assert not is_preset("pl/mk2_resnet50_bn_16ipus"), "that is TensorFlow 1's"
+
+
+def test_a_name_of_two_applications_is_refused_with_both():
+    with pytest.raises(
+        ConfigError,
+        match=r"resnet8_test: 2 applications have a configuration of that name; give --config "
+        r"tf1/resnet8_test \(TensorFlow 1\) or tf2/resnet8_test \(TensorFlow 2\)",
+    ):
+        read_settings("resnet8_test")
+    lengths = [
+        read_settings(f"{application}/resnet8_test").config.train.epochs
+        for application in ("tf1", "tf2")
+    ]
+    assert lengths == [10, 1]
+    assert find_old_preset("resnet8_test", "tf2").full_name == "tf2/resnet8_test"
+
+
+@pytest.mark.parametrize("name", ["resnet50", "efficientnet-b0"])
+def test_an_old_name_that_is_a_model_needs_its_application(name):
+    way_out = rf"{name}: is a model and a configuration; give --model {name}, or --config pl/{name}"
+    with pytest.raises(ConfigError, match=way_out):
+        read_settings(name)
+    assert read_settings(f"pl/{name}").config.data.data == "imagenet"
+
+
+def test_what_is_here_wins_over_an_old_name():
+    Path("presets/mk2_resnet8_test.yaml").write_text("lr: 5\n")
+    assert lr_of("mk2_resnet8_test") == 5
+    assert read_settings("tf1/mk2_resnet8_test").config.schedule.base_learning_rate == -6
+    Path("tf1").mkdir()
+    Path("tf1/mk2_resnet8_test").write_text("lr: 6\n")
+    assert lr_of("tf1/mk2_resnet8_test") == 6, "a file is a file"
+
+
+def test_a_misspelt_old_name_is_answered_by_a_near_one():
+    with pytest.raises(
+        ConfigError,
+        match=r"mk2_resnet50_bn_16ipu: no preset is called that; did you mean "
+        r"'mk2_resnet50_bn_16ipus'\?; `phalanx presets ls` lists ours, and with --old",
+    ):
+        read_settings("mk2_resnet50_bn_16ipu")
+    with pytest.raises(
+        ConfigError,
+        match=r"resnet50_mlperf_bs20: TensorFlow 2 has no configuration of that name; did you mean "
+        r"'resnet50_mlperf_bs16'",
+    ):
+        read_settings("tf2/resnet50_mlperf_bs20")
+    with pytest.raises(ConfigError, match=r"tf9/x: no such file"):
+        read_settings("tf9/x")
+
+
+def test_the_shortest_name_finds_its_preset():
+    presets = list(iterate_old_presets())
+    short = [shorten_name(preset) for preset in presets]
+    assert [find_preset(name) for name in short] == presets
+    assert sum("/" in name for name in short) == 2 * 3 + 2, "three names twice, two models"

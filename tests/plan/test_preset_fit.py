@@ -4,12 +4,14 @@ import pytest
 
 from phalanx.assemble.dataset_summary import fit_settings, plan_settings
 from phalanx.catalog.datasets import DATASETS
-from phalanx.config.presets import builtin_preset_folder
+from phalanx.config.presets import builtin_preset_folder, iterate_old_presets
 from phalanx.config.read import Settings, read_settings
 from phalanx.errors import ConfigError
 from phalanx.plan.plan import DatasetCounts, Plan
 
 PRESETS = sorted(path.stem for path in builtin_preset_folder().glob("*.yaml"))
+NOT_TRAINED = "tf1/mk2_efficientnet_b4_16ipus_base"  # it has no splits
+OLD = sorted({preset.full_name for preset in iterate_old_presets()} - {NOT_TRAINED})
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +33,7 @@ def fitted(preset: str, images: int | None = None, **flags: object) -> tuple[Set
 
 
 @pytest.mark.parametrize("length", [{"epochs": 1}, {"steps": 2}], ids=str)
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [*PRESETS, *OLD])
 def test_every_preset_trains_for_an_epoch_and_for_two_steps(name, length):
     _, plan = fitted(name, **length)
     assert plan.schedule.warmup < plan.total_steps
@@ -214,3 +216,19 @@ def test_with_a_carried_tail_a_note_says_why_nothing_is_rounded(option, verb):
 def test_a_rate_that_nobody_typed_is_not_told_of():
     _, plan = fitted("cifar10-resnet20")
     assert plan.warnings == ()
+
+
+def test_an_average_that_a_preset_asks_for_is_left_out_of_a_run_with_one_checkpoint():
+    name = "mk2_efficientnet_b4_g16_16ipus"
+    settings, _ = fitted(name, epochs=1)
+    run = settings.config.run
+    assert (run.weight_avg_strategy, run.weight_avg_n) == ("none", None)
+    assert settings.origins["weight-avg-strategy"] == "default"
+    assert settings.notes[-1] == (
+        "the preset's --weight-avg-strategy exponential is left out: the run makes only 1 "
+        "checkpoint"
+    )
+    settings, _ = fitted(name, epochs=2)
+    assert settings.config.run.weight_avg_strategy == "exponential"
+    with pytest.raises(ConfigError, match="2 checkpoints are needed and the run makes 1"):
+        fitted(name, epochs=1, weight_avg_strategy="mean")

@@ -12,7 +12,7 @@ import numpy as np
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.read import Settings
-from phalanx.config.schema import Config
+from phalanx.config.schema import OPTIONS, Config
 from phalanx.data.formats.detect import count_ignored, describe_found, locate_dataset
 from phalanx.data.formats.image_file import ReadLimits
 from phalanx.data.formats.index import IndexedSource
@@ -33,9 +33,11 @@ from phalanx.plan.plan import (
     count_run_length,
     make_plan,
 )
-from phalanx.plan.preset_fit import fit_schedule
+from phalanx.plan.preset_fit import fit_averaging, fit_schedule
 from phalanx.plan.schedule import count_start
 from phalanx.units import RunLength, format_plural, parse_pair
+
+_AVERAGING = ("weight-avg-strategy", "weight-avg-exp-decay", "weight-avg-n")
 
 MADE_UP = ("generated", "synthetic")
 CHOSEN_ORIGIN = "chosen"  # of what is found out when a run is made, and stored with it
@@ -255,7 +257,7 @@ def plan_settings(settings: Settings, counts: DatasetCounts) -> Plan:
 
 
 def fit_settings(settings: Settings, counts: DatasetCounts) -> Settings:
-    """The settings with a preset's warm-up and milestones shortened where they do not fit."""
+    """The settings with what a preset has for a longer run shortened or left out."""
     config = settings.config
     try:
         run = count_run_length(config, counts)
@@ -270,15 +272,20 @@ def fit_settings(settings: Settings, counts: DatasetCounts) -> Settings:
     }
     left = RunLength(run.total_steps - start, run.steps_per_epoch)
     changes, notes = fit_schedule(config.schedule, inherited, left, settings.made_for)
-    if not changes:
+    origins = {name: f"{settings.origins[name]}, shortened" for name in changes}
+    if not_averaged := fit_averaging(config, inherited, run):
+        notes += not_averaged
+        origins |= {name: "default" for name in _AVERAGING}
+    if not origins:
         return settings
     attributes = {name.replace("-", "_"): text for name, text in changes.items()}
     schedule = config.schedule.model_copy(update=attributes)
-    shortened = {name: f"{settings.origins[name]}, shortened" for name in changes}
+    defaults = {name.replace("-", "_"): OPTIONS[name].default for name in _AVERAGING}
+    run_options = config.run.model_copy(update=defaults) if not_averaged else config.run
     return replace(
         settings,
-        config=config.model_copy(update={"schedule": schedule}),
-        origins=settings.origins | shortened,
+        config=config.model_copy(update={"schedule": schedule, "run": run_options}),
+        origins=settings.origins | origins,
         notes=(*settings.notes, *notes),
     )
 

@@ -15,7 +15,7 @@ from phalanx.assemble.find_data import infer_data, make_up_data, read_with_data
 from phalanx.assemble.prepare import StartingPoint
 from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.config.fields import match_case
-from phalanx.config.presets import iterate_presets
+from phalanx.config.presets import is_preset, iterate_old_presets, iterate_presets
 from phalanx.config.read import Settings, merge_layers, read_flags, read_stored_settings
 from phalanx.data.transforms.transform import CENTRE_SHARE
 from phalanx.engine.checkpoint_store import (
@@ -216,7 +216,7 @@ def read_untrained(target: str, flags: Mapping[str, str]) -> Settings | None:
         problems: list[str] = []
         layer = read_flags({**given, **infer_data(given)}, problems)
         return merge_layers([layer], problems, name=target)
-    if target.endswith((".yaml", ".yml")) or target in {one.name for one in iterate_presets()}:
+    if target.endswith((".yaml", ".yml")) or is_preset(target):
         return read_with_data(target, given)
     return None
 
@@ -225,7 +225,8 @@ def refuse_no_path(target: str) -> None:
     """Raise CheckpointError for a word that is no path either, and for a file of weights."""
     path = Path(target)
     if not path.exists() and "/" not in target:
-        known = dict.fromkeys([*MODELS, *(one.name for one in iterate_presets())])
+        presets = [*iterate_presets(), *iterate_old_presets()]
+        known = dict.fromkeys([*MODELS, *(one.name for one in presets)])
         raise CheckpointError(
             f"{target}: no such run, checkpoint, preset or model; {suggest(target, known)}"
         )

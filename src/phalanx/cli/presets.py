@@ -6,9 +6,11 @@ from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.config.presets import (
     LOCAL_FOLDER,
     find_preset,
+    iterate_old_presets,
     iterate_presets,
     read_preset_summary,
     read_preset_text,
+    shorten_name,
 )
 from phalanx.disk import disk_errors
 from phalanx.errors import ConfigError
@@ -19,14 +21,25 @@ _NAME = Argument("name", "A preset, or a YAML file.", required=True)
 @command(
     "presets ls",
     "List the presets: yours in ./presets and ./configs.yml first, then ours.",
+    Argument(
+        "--old",
+        "List the configurations of the applications before Phalanx, by their names there.",
+        switch=True,
+    ),
     Argument("--json", "Print a JSON list.", switch=True),
-    usage="[--json]",
-    examples={"phalanx presets ls": "what can be trained by name"},
+    usage="[--old] [--json]",
+    examples={
+        "phalanx presets ls": "what can be trained by name",
+        "phalanx presets ls --old": "mk2_resnet50_bn_16ipus, resnet50_mk2_pipelined, ...",
+    },
 )
 def _list_presets(args: ParsedArgs) -> None:
-    """List the presets, the ones that win first."""
+    """List the presets, the ones that win first; or those with old names, by what finds them."""
     args.refuse_problems()
-    presets = {preset.name: preset for preset in reversed(list(iterate_presets()))}
+    if args["--old"]:
+        presets = {shorten_name(preset): preset for preset in iterate_old_presets()}
+    else:
+        presets = {preset.name: preset for preset in reversed(list(iterate_presets()))}
     rows = [{"name": name, "about": read_preset_summary(presets[name])} for name in sorted(presets)]
     width = max(map(len, presets))
     lines = [f"{row['name']:<{width}}  {row['about']}" for row in rows]

@@ -104,6 +104,8 @@ def _check_mixing(config: Config) -> Iterator[str]:
     augment, images = config.augment, config.data.batch_size
     mixup, cutmix = augment.mixup_alpha > 0, augment.has_cutmix
     distance = mixup + 2 * cutmix  # of the farthest image that gets into one (engine/mixing.py)
+    if mixup and augment.cutmix_lambda < 1:  # in TensorFlow 1, that one may be the image itself
+        distance = 2
     least = distance * config.data.repeated_augmentation + 1
     if images < least:
         subject = " and ".join(["mixup"] * mixup + ["cutmix"] * cutmix)

@@ -1,15 +1,20 @@
-"""Named configs: in ./presets, among the entries of ./configs.yml, then those of Phalanx."""
+"""Named configs: in ./presets, among the entries of ./configs.yml, then those of Phalanx.
 
-from collections.abc import Iterator
+Last come the configurations of the applications before Phalanx, under the names they had there.
+"""
+
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.config.text import dump_entries, read_entries, read_text
 from phalanx.errors import ConfigError, suggest
 
 LOCAL_FOLDER = Path("presets")
 _LOCAL_ENTRIES = Path("configs.yml")
+APPLICATIONS = {"pl": "PyTorch Lightning", "tf1": "TensorFlow 1", "tf2": "TensorFlow 2"}
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,12 @@ class Preset:
     path: Path
     entry_name: str | None  # in configs.yml
     origin: str
+    application: str = ""  # whose configuration it is, where it has its old name
+
+    @property
+    def full_name(self) -> str:
+        """The name that no other preset has: that of an application's begins with whose it is."""
+        return f"{self.application}/{self.name}" if self.application else self.name
 
 
 def builtin_preset_folder() -> Path:
@@ -38,28 +49,75 @@ def iterate_presets() -> Iterator[Preset]:
         yield Preset(path.stem, path, None, f"preset {path.stem}")
 
 
+def iterate_old_presets(application: str | None = None) -> Iterator[Preset]:
+    """The configurations of the applications before Phalanx, or of one of them."""
+    for folder in APPLICATIONS if application is None else (application,):
+        for path in sorted((builtin_preset_folder() / folder).glob("*.yaml")):
+            yield Preset(path.stem, path, None, f"preset {path.stem}", folder)
+
+
 def find_preset(name: str) -> Preset:
-    """The preset or file of that name; a name with a slash or .yaml is a file."""
-    if "/" in name or name.endswith((".yaml", ".yml")):
+    """The preset or file of that name; one with .yaml or a slash is a file, but for tf1/NAME."""
+    application, slash, old_name = name.rpartition("/")
+    if slash or name.endswith((".yaml", ".yml")):
         path = Path(name)
-        if not path.is_file():
-            raise ConfigError(f"{name}: no such file; `phalanx presets ls` lists the presets")
-        return Preset(name, path, None, f"file {name}")
+        if path.is_file():
+            return Preset(name, path, None, f"file {name}")
+        if application in APPLICATIONS and not name.endswith((".yaml", ".yml")):
+            return find_old_preset(old_name, application)
+        raise ConfigError(f"{name}: no such file; `phalanx presets ls` lists the presets")
     presets = list(iterate_presets())
     found = next((preset for preset in presets if preset.name == name), None)
-    if found is None:
-        names = dict.fromkeys(preset.name for preset in presets)
-        way_out = f"{suggest(name, names)}; `phalanx presets ls` lists them"
-        raise ConfigError(f"{name}: no preset is called that; {way_out}")
-    return found
+    return found or find_old_preset(name, others=[preset.name for preset in presets])
+
+
+def find_old_preset(
+    name: str, application: str | None = None, *, others: Iterable[str] = ()
+) -> Preset:
+    """The configuration that an application, or only one of all, has under that name.
+
+    others: names that might have been meant as well.
+    """
+    presets = list(iterate_old_presets(application))
+    found = [preset for preset in presets if preset.name == name]
+    if not found:
+        if application:
+            none = f"{APPLICATIONS[application]} has no configuration of that name"
+            listed = "`phalanx presets ls --old` lists them"
+        else:
+            none = "no preset is called that"
+            listed = "`phalanx presets ls` lists ours, and with --old those of older applications"
+        known = dict.fromkeys([*others, *(preset.name for preset in presets)])
+        raise ConfigError(f"{name}: {none}; {suggest(name, known)}; {listed}")
+    choices = [f"{one.full_name} ({APPLICATIONS[one.application]})" for one in found]
+    if len(found) > 1:
+        raise ConfigError(
+            f"{name}: {len(found)} applications have a configuration of that name; give "
+            f"--config {' or '.join(choices)}"
+        )
+    if application is None and name in {*MODELS, *OLD_NAMES}:
+        raise ConfigError(
+            f"{name}: is a model and a configuration; give --model {name}, or --config {choices[0]}"
+        )
+    return found[0]
+
+
+def shorten_name(preset: Preset) -> str:
+    """The shortest name by which `find_preset` finds this one among ours."""
+    try:
+        return preset.name if find_old_preset(preset.name) == preset else preset.full_name
+    except ConfigError:  # another has the name as well
+        return preset.full_name
 
 
 def is_preset(name: str) -> bool:
     """Whether a preset is called that."""
     try:
-        return any(preset.name == name for preset in iterate_presets())
+        if any(preset.name == name for preset in iterate_presets()):
+            return True
     except ConfigError:  # of a file that cannot be read, which is told when one is looked for
         return False
+    return any(name in (preset.name, preset.full_name) for preset in iterate_old_presets())
 
 
 def read_preset_text(preset: Preset) -> str:

@@ -1,12 +1,21 @@
-"""A preset's warm-up and milestones in a run that is shorter than the preset was made for."""
+"""A preset's warm-up, milestones and average in a run shorter than the preset was made for."""
 
 from collections.abc import Mapping
 from fractions import Fraction
 from math import floor
 from typing import NamedTuple
 
+from phalanx.config.schema import Config
 from phalanx.config.train_options import ScheduleConfig
-from phalanx.units import Duration, RunLength, format_plural, parse_duration, parse_durations
+from phalanx.plan.events import Every
+from phalanx.units import (
+    Duration,
+    RunLength,
+    format_plural,
+    parse_duration,
+    parse_durations,
+    parse_rate,
+)
 
 _WARMUP, _MILESTONES = "warmup-epoch", "lr-epoch-decay"
 _FALLS = ("lr-decay-length", "lr-decay-period")
@@ -60,6 +69,21 @@ def fit_schedule(
                 "this run"
             )
     return _FittedSchedule(changes, notes)
+
+
+def fit_averaging(config: Config, inherited: Mapping[str, str], run: RunLength) -> list[str]:
+    """What to say where a run makes too few checkpoints for an inherited average of them."""
+    name, strategy = "weight-avg-strategy", config.run.weight_avg_strategy
+    if name not in inherited or strategy == "none":
+        return []
+    first = Fraction(str(config.run.first_ckpt_epoch))
+    saves = Every(
+        parse_rate(config.run.ckpts_per_epoch), run.steps_per_epoch, run.total_steps, first
+    )
+    if saves.count() > 1:
+        return []
+    made = format_plural(saves.count(), "checkpoint")
+    return [f"{inherited[name]} --{name} {strategy} is left out: the run makes only {made}"]
 
 
 def _texts(config: ScheduleConfig) -> dict[str, str | None]:

@@ -114,7 +114,7 @@ def unused_option_warnings(
             yield f"--{name} has no effect {reason}"
     yield from _list_special_cases(config, given, device=device, precision=precision)
     yield from _list_idle_stages(config, given, typed)
-    yield from _list_idle_devices(config, given, chosen=chosen, layout=layout)
+    yield from _list_idle_devices(config, given, wanted, chosen=chosen, layout=layout)
     reason = _describe_image_maker(config, device) or "without workers" * (workers == 0)
     for name in ("workers", "dataloader-rebatch-size") if reason else ():
         if name in given and values[name]:
@@ -163,13 +163,19 @@ def _list_idle_stages(
 
 
 def _list_idle_devices(
-    config: Config, given: Collection[str], *, chosen: MachineChoice, layout: Layout
+    config: Config,
+    given: Collection[str],
+    typed: Collection[str],
+    *,
+    chosen: MachineChoice,
+    layout: Layout,
 ) -> Iterator[str]:
     """What of the options for many devices has no effect with those that are used."""
     options = config.machine
     if layout.ranks == 1:
+        told = typed if layout.replicas > 1 else given  # a preset for many ranks is folded onto one
         for name in ("bucket-mib", "rank-timeout"):
-            if name in given:
+            if name in told:
                 yield f"--{name} has no effect with one rank, which has no others to talk to"
     if options.devices is not None and chosen.launched:
         yield f"--devices {options.devices} has no effect: the launcher started the ranks"
