@@ -258,6 +258,9 @@ def _run_all(answers: Sequence[Ported]) -> int:
     for answer in answers:
         for warning in answer.warnings:
             print(f"warning: {warning}", file=sys.stderr)
+        problem = _plan(answer).problem  # told before any data is looked for, or fetched
+        if problem:
+            raise ConfigError(problem)
         print(f"running: {answer.command.line}", file=sys.stderr)
         environment = {**answer.command.variables, **os.environ}
         os.environ.update(answer.command.variables)

@@ -31,6 +31,7 @@ from phalanx.port.tf1_values import (
     is_rmsprop,
 )
 
+_SOURCES = ("data-dir", "dataset", "generated-data", "synthetic-data")  # of images
 _BASIC = ("resnet10", "resnet18", "resnet34")  # their first block projects although it need not
 
 
@@ -189,6 +190,7 @@ TF1 = Dialect(
             instead=_find_slip,
             exclusive=(("epochs", "iterations"), ("abs-learning-rate", "base-learning-rate")),
             notes=_list_notes,
+            needs=(*_SOURCES, "config", "DATA_DIR", "TF_CONFIG"),
         ),
         "validation.py": Script(
             kind="validate",

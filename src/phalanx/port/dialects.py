@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from phalanx.errors import ConfigError, suggest
 from phalanx.port.dialect_runner import RUNNER
 from phalanx.port.dialect_tf1 import TF1
+from phalanx.port.dialect_tf2 import TF2
 from phalanx.port.match import MatchedWords, match_words
 from phalanx.port.old_command import OldCommand
 from phalanx.port.table import Dialect, Script
 
-DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in (TF1,)}
+DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in (TF1, TF2)}
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def _try_dialect(old: OldCommand, dialect: Dialect) -> list[ChosenScript]:
     return [ChosenScript(dialect, script, match_words(old.words, script.options), warnings)]
 
 
-def _rank(old: OldCommand, choice: ChosenScript) -> tuple[int, int, int, int]:
+def _rank(old: OldCommand, choice: ChosenScript) -> tuple[int, int, int, int, int]:
     """What speaks against a choice: a path of another program, unknown options and configs."""
     matched, dialect = choice.matched, choice.dialect
     config = next((g.text for g in matched.given if g.option.name == "config"), "")
@@ -65,9 +66,18 @@ def _rank(old: OldCommand, choice: ChosenScript) -> tuple[int, int, int, int]:
     return (
         len(matched.unknown) + len(matched.problems),
         int(elsewhere),
+        int(_lacks_all(old, choice)),
         int(bool(config) and config not in dialect.configs),
         matched.prefixes,
     )
+
+
+def _lacks_all(old: OldCommand, choice: ChosenScript) -> bool:
+    """Whether a command has nothing of what the script would not have started without."""
+    needs = choice.script.needs
+    given = {one.option.name for one in choice.matched.given} | set(old.environment)
+    passed_on = " ".join(one.text for one in old.launcher_options)
+    return bool(needs) and not any(name in given or name in passed_on for name in needs)
 
 
 def _refuse_shared_config(found: list[ChosenScript], asked: str | None) -> None:

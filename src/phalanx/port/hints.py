@@ -1,5 +1,7 @@
 """Hardware hints that the older programs share, and their counterparts here."""
 
+from collections.abc import Sequence
+
 from phalanx.port.table import Effect, OldOption, OldValues, Outcome, computed, nothing, renamed
 
 _IPU_MIB = 900  # of memory in one IPU of the second generation
@@ -13,8 +15,11 @@ COMPILER_HINT = nothing("a hint for the IPU's compiler, without effect on number
 
 
 def _limit_workspace(text: str, values: OldValues) -> Effect:
+    return size_workspace([float(part) for part in text.split(",") if part])
+
+
+def size_workspace(shares: Sequence[float]) -> Effect:
     """The memory for convolutions: the workspace that cuDNN and cuBLAS may take."""
-    shares = [float(part) for part in text.split(",") if part]
     mib = round(max(shares) * _IPU_MIB)
     why = f"{max(shares):g} of an IPU's {_IPU_MIB} MiB as the workspace of cuDNN and cuBLAS"
     if len(shares) > 1:

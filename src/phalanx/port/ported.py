@@ -35,6 +35,7 @@ _COMMANDS = {  # what a script does: our command
     "export": "export",
     "request": "request",
 }
+_OTHER_TARGETS = {"request": "serve"}  # flags that name the preset, where the first word does not
 _ABOUT_A_RUN = ("resume", "fork", TARGET)  # flags that name one, which has options of its own
 _MODEL_SECTIONS = ("model", "resnet", "efficientnet")
 _LAYERS = (
@@ -139,7 +140,8 @@ def port_line(
         command.flags = {**model, "help": "true"}
         taken, has = set(command.flags), {}
     else:
-        has = _read_preset_texts(preset) if preset else {}
+        is_own = script.kind not in _OTHER_TARGETS  # its options are those of a preset
+        has = _read_preset_texts(preset) if preset and is_own else {}
         named = any(flags.get(name) for name in _ABOUT_A_RUN)
         if named:  # it has its options: only what the command says itself is laid over them
             entries = [entry for entry in entries if entry.source in _SAID]
@@ -147,7 +149,8 @@ def port_line(
         taken = _choose_taken(options_of(command.name), flags, named=named)
         has |= _find_same_rate(flags, has)
         rest = {n: t for n, t in flags.items() if n in taken and not _is_same(n, t, has)}
-        target = {} if named or preset is None else {TARGET: preset}
+        place = _OTHER_TARGETS.get(script.kind, TARGET)
+        target = {} if named or preset is None else {place: preset}
         command.flags = {**target, **_order(rest, entries), **(overrides or {})}
     for entry in entries:
         command.launch |= entry.effect.launch
@@ -208,7 +211,7 @@ def _read_values(old: OldCommand, chosen: ChosenScript) -> _Port:
         matched = match_words(old.words, script.options)
         port.chosen = replace(chosen, script=script, matched=matched)
         values.kind = script.kind
-        port.warnings.append(instead[1])
+        port.warnings += [instead[1]] if instead[1] else []
     for rivals in chosen.script.exclusive:
         both = [f"--{name}" for name in rivals if name in given]
         if len(both) > 1:
@@ -225,15 +228,17 @@ def _choose_preset(port: _Port) -> str | None:
     name, dialect = port.config_name, port.chosen.dialect
     if not name:
         return port.chosen.script.preset(port.values)
-    if is_preset(name):
-        return name
+    own = dialect.presets.get(name)
+    for choice in (own, name):
+        if choice and is_preset(choice):
+            return choice
     if not port.config_known:
         port.warnings.append(
             f"--config {name}: no preset is called that here; `phalanx port --configs configs.yml` "
             "turns the entries of that file into presets"
         )
         return name
-    return dialect.presets.get(name) or port.chosen.script.preset(port.values)
+    return own or port.chosen.script.preset(port.values)
 
 
 def _list_entries(port: _Port) -> list[_Entry]:
