@@ -68,7 +68,7 @@ def _print_rows(rows: Sequence[PortedRow], width: int) -> None:
     """Three columns: what it was, what it is, and why; each wrapped in its own."""
     rest = width - _OLD_WIDTH - _KIND_WIDTH - 4
     for row in rows:
-        text = " -- ".join(filter(None, [row.new, row.why]))
+        text = ": ".join(filter(None, [row.new, row.why]))
         columns = (
             _wrap(row.old or "(always)", _OLD_WIDTH),
             [_KINDS[row.kind]],

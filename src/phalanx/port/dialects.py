@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from phalanx.errors import ConfigError, suggest
+from phalanx.port.dialect_runner import RUNNER
 from phalanx.port.dialect_tf1 import TF1
 from phalanx.port.dialect_tf2 import TF2
 from phalanx.port.match import MatchedWords, match_words
@@ -28,6 +29,7 @@ def choose_script(old: OldCommand, asked: str | None) -> ChosenScript:
     if asked is not None and asked not in DIALECTS:
         raise ConfigError(f"--dialect {asked}: no such dialect; {suggest(asked, DIALECTS)}")
     dialects = [DIALECTS[asked]] if asked else list(DIALECTS.values())
+    dialects = dialects if not old.script else [*dialects, RUNNER]
     found = [choice for dialect in dialects for choice in _try_dialect(old, dialect)]
     if not found:
         raise ConfigError(_describe_unknown_script(old, dialects))

@@ -36,6 +36,9 @@ def _launch(**words: str) -> dict[str, str]:
 
 
 def _count_replicas(text: str, values: OldValues) -> Effect:
+    if values.kind != "train":
+        why = "all devices there are share the images, with the same score"
+        return Effect(launch=_launch(num_replicas=text), why=why, kind="elsewhere")
     return Effect(
         flags={"replicas": text},
         launch=_launch(num_replicas=text),
@@ -90,7 +93,7 @@ def _read_variable(text: str) -> Effect:
     name, equals, value = text.partition("=")
     if name in VARIABLES:
         return VARIABLES[name](value) if equals else Effect(why=f"{name}: read only by the IPU")
-    return Effect(launch={f"x {name}": text}, why=f"{name} is passed on to other hosts")
+    return Effect(launch={f"x {name}": text}, why="other variables are passed on to other hosts")
 
 
 def _read_poplar_flags(value: str) -> Effect:

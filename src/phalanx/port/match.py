@@ -57,7 +57,7 @@ def _match_option(
 ) -> None:
     """Take one option and its values from the words."""
     dashed, equals, value = word.partition("=")
-    option, problem, is_prefix = find_option(dashed, options)
+    option, problem, is_prefix = _find_option(dashed, options)
     if option is None:
         found.problems.append(problem)
         found.unknown.append(dashed)
@@ -81,7 +81,7 @@ def _match_option(
     found.given.append(GivenOption(option, written, tuple(_normalise(option, values))))
 
 
-def find_option(dashed: str, options: Sequence[OldOption]) -> tuple[OldOption | None, str, bool]:
+def _find_option(dashed: str, options: Sequence[OldOption]) -> tuple[OldOption | None, str, bool]:
     """The row that a spelling means, or why there is none; and whether it is a prefix of it."""
     name = dashed.lstrip("-")
     exact = [option for option in options if name in option.names]

@@ -9,8 +9,9 @@ import yaml
 
 from phalanx.config.schema import OPTIONS
 from phalanx.config.text import parse_option_text
-from phalanx.port.table import TARGET, TRUE
+from phalanx.port.table import TARGET, TRUE, Effect
 
+_WORD_LISTS = ("spec", "benchmark")  # flags that take several words
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
 _SAFE_VARIABLE = re.compile(r"[\w@%+=:,./~$\{\}-]*", re.ASCII)
 
@@ -45,6 +46,12 @@ class NewCommand:
         before = [f"{name}={quote_word(text)}" for name, text in given.items()]
         return " ".join([*before, "phalanx", *map(quote_word, self.words)])
 
+    def spell_around(self, effect: Effect) -> list[str]:
+        """The words that an effect adds before the command itself: for a launcher, variables."""
+        launched = effect.launch if "host" in self.launch else {}
+        words = [part for name, text in launched.items() for part in _spell_launch(name, text)]
+        return [*words, *(f"{name}={text}" for name, text in effect.variables.items())]
+
     def dump_yaml(self, comment: str) -> str:
         """The options as a file that `phalanx train FILE` reads."""
         lines = [f"# {line}".rstrip() for line in comment.splitlines()]
@@ -63,6 +70,8 @@ def _spell(flag: str, text: str) -> list[str]:
     is_switch = name not in OPTIONS or OPTIONS[name].type is bool
     if text == TRUE and is_switch:
         return [flag]
+    if name in _WORD_LISTS:
+        return [flag, *text.split(",")]
     return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
 
 

@@ -26,7 +26,7 @@ from phalanx.port.table import (
 )
 from phalanx.port.words import OldLine
 
-KINDS = {  # what a script does: our command
+_COMMANDS = {  # what a script does: our command
     "train": "train",
     "validate": "validate",
     "resume": "train",
@@ -46,10 +46,11 @@ _LAYERS = (
     "launcher",
     "command",
 )  # the last one wins
+_SAID = ("environment", "launcher", "command")  # the layers that stand in the command itself
 _KEPT_VARIABLE = "is set for the new command, too"
 _BATCH_OPTIONS = ("batch-size", "gradient-accumulation", "replicas")
 _AUTOMATIC = {"gradient-accumulation": 1}  # what an option is that nobody gave
-OptionsOf = Callable[[str], Collection[str]]  # the flags that a command of ours takes
+_OptionsOf = Callable[[str], Collection[str]]  # the flags that a command of ours takes
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class _Port:
 
 def port_line(
     line: OldLine,
-    options_of: OptionsOf,
+    options_of: _OptionsOf,
     *,
     dialect: str | None = None,
     overrides: Mapping[str, str] | None = None,
@@ -132,18 +133,18 @@ def port_line(
     entries = _list_entries(port)
     script = port.chosen.script
     preset = _choose_preset(port)
-    command = NewCommand(KINDS[script.kind])
+    command = NewCommand(_COMMANDS[script.kind])
     flags = _merge_flags(entries)
     if port.chosen.matched.wants_help:
         model = {"model": flags["model"]} if flags.get("model") else {}
         command.flags = {**model, "help": "true"}
-        rows = _build_rows(entries, {}, command.flags, set(command.flags))
+        taken, has = set(command.flags), {}
     else:
         is_own = script.kind not in _OTHER_TARGETS  # its options are those of a preset
         has = _read_preset_texts(preset) if preset and is_own else {}
         named = any(flags.get(name) for name in _ABOUT_A_RUN)
         if named:  # it has its options: only what the command says itself is laid over them
-            entries = [e for e in entries if e.source in ("environment", "launcher", "command")]
+            entries = [entry for entry in entries if entry.source in _SAID]
             flags = _merge_flags(entries)
         taken = _choose_taken(options_of(command.name), flags, named=named)
         has |= _find_same_rate(flags, has)
@@ -151,7 +152,6 @@ def port_line(
         place = _OTHER_TARGETS.get(script.kind, TARGET)
         target = {} if named or preset is None else {place: preset}
         command.flags = {**target, **_order(rest, entries), **(overrides or {})}
-        rows = _build_rows(entries, has, flags, taken)
     for entry in entries:
         command.launch |= entry.effect.launch
         command.variables |= entry.effect.variables
@@ -160,6 +160,7 @@ def port_line(
             for text in entry.effect.warnings
         ]
     command.launch = {} if local else command.launch
+    rows = _build_rows(entries, has, command, taken)
     is_known = port.config_known and not port.chosen.matched.wants_help
     notes = script.notes(port.values) if is_known else []
     return Ported(
@@ -194,7 +195,14 @@ def _read_values(old: OldCommand, chosen: ChosenScript) -> _Port:
         shards = given.get("shards", config.get("shards", ""))
         facts = replace(facts, devices_per_replica=int(shards) if shards.isdecimal() else None)
     options = chosen.script.options
-    values = OldValues(options, given, config, launch=facts, environment=old.environment)
+    values = OldValues(
+        options,
+        given,
+        config,
+        kind=chosen.script.kind,
+        launch=facts,
+        environment=old.environment,
+    )
     port = _Port(old, chosen, values, name, entry is not None or not name)
     port.warnings += chosen.warnings
     instead = chosen.script.instead(values)
@@ -202,6 +210,7 @@ def _read_values(old: OldCommand, chosen: ChosenScript) -> _Port:
         script = chosen.dialect.scripts[instead[0]]
         matched = match_words(old.words, script.options)
         port.chosen = replace(chosen, script=script, matched=matched)
+        values.kind = script.kind
         port.warnings += [instead[1]] if instead[1] else []
     for rivals in chosen.script.exclusive:
         both = [f"--{name}" for name in rivals if name in given]
@@ -238,13 +247,14 @@ def _list_entries(port: _Port) -> list[_Entry]:
     found: list[_Entry] = []
     if port.config_known and not port.chosen.matched.wants_help:
         for fact in script.facts(values):
-            entry = _Entry("", Effect(flags=fact.flags, why=fact.why), "elsewhere", "program")
+            entry = _Entry("", Effect(flags=fact.flags, why=fact.why), "computed", "program")
             found.append(entry)
     for option in script.options:
         if not values.is_given(option.name) and port.config_known:
             text = values.text(option.name)
             if text:
-                found.append(_apply(option, text, values, f"--{option.name} {text}", "default"))
+                shown = f"no --{option.name}" if text == "false" else f"--{option.name} {text}"
+                found.append(_apply(option, text, values, shown, "default"))
     for option in script.options:
         if option.name in values.config and option.name not in values.given:
             text = values.config[option.name]
@@ -351,24 +361,27 @@ def _is_same(name: str, text: str, has: Mapping[str, object]) -> bool:
 def _build_rows(
     entries: Sequence[_Entry],
     has: Mapping[str, object],
-    flags: Mapping[str, str],
+    command: NewCommand,
     taken: Collection[str],
 ) -> list[PortedRow]:
     """A row for each thing the command says, and for each implied one that adds to it."""
+    flags = _merge_flags(entries)
+    last = {name: entry for entry in entries for name in entry.effect.flags}
     rows = []
     for entry in (e for source in reversed(_LAYERS) for e in entries if e.source == source):
         own = {n: t for n, t in entry.effect.flags.items() if flags.get(n) == t}
         written = {n: t for n, t in own.items() if n in taken}
-        is_said = entry.source in ("command", "launcher", "environment")
+        is_said = entry.source in _SAID
         added = {n: t for n, t in written.items() if not _is_same(n, t, has)}
-        if not is_said and not added:
+        shown = written if is_said else {n: t for n, t in added.items() if last[n] is entry}
+        if not (is_said or shown or entry.effect.variables):
             continue
-        shown = written if is_said else added
-        words = NewCommand("", dict(shown)).words
+        words = NewCommand("", dict(shown)).words + command.spell_around(entry.effect)
         why, kind = entry.effect.why, entry.kind
-        if entry.effect.flags and own and not written and is_said:
+        if own and not written:
             why, kind = "the new command has no use for it", "nothing"
         elif is_said and written and not added:
             why = "; ".join(filter(None, [why, "as the preset has it"]))
-        rows.append(PortedRow(entry.old, " ".join(map(quote_word, words)), kind, why, entry.source))
+        old = " ".join(entry.old.split())
+        rows.append(PortedRow(old, " ".join(map(quote_word, words)), kind, why, entry.source))
     return rows

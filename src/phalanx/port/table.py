@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 OutcomeKind = Literal["kept", "renamed", "computed", "elsewhere", "nothing"]
-Takes = Literal["one", "two", "many", "flag", "optional", "bool", "bools"]
+_Takes = Literal["one", "two", "many", "flag", "optional", "bool", "bools"]
 TRUE = "true"
 TARGET = "@"  # the flag that is none: what a command is about, its first word
 
@@ -66,7 +66,7 @@ class OldOption:
 
     name: str  # without dashes
     outcome: Outcome
-    takes: Takes = "one"
+    takes: _Takes = "one"
     type: Literal["text", "whole", "number"] = "text"
     choices: tuple[str, ...] = ()  # in any case of letters
     default: "str | Callable[[OldValues], str] | None" = None
@@ -199,9 +199,11 @@ class OldValues:
         given: Mapping[str, str],
         config: Mapping[str, str],
         *,
+        kind: str = "train",
         launch: LaunchFacts | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        self.kind = kind  # of the script: train, validate, ...
         self.launch = launch or LaunchFacts()
         self.environment = environment or {}
         self.config = config
@@ -267,7 +269,7 @@ def _no_preset(values: OldValues) -> str | None:
 class Script:
     """A program of a dialect, and the command it becomes."""
 
-    kind: str  # of the new command: a row of KINDS in ported.py
+    kind: str  # of the new command: a key of _COMMANDS in ported.py
     options: tuple[OldOption, ...]
     facts: Callable[[OldValues], list[Fact]] = _no_facts
     preset: Callable[[OldValues], str | None] = _no_preset  # ours, which the command begins with

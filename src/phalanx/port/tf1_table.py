@@ -193,7 +193,7 @@ def _find_average(strategy: str, number: str, values: OldValues) -> dict[str, st
     return {"weight-avg-strategy": "mean", "weight-avg-n": str(count)}
 
 
-MODEL_TABLE = (
+_MODEL_TABLE = (
     OldOption(
         "model", computed(tf1.name_network, "--model, with the size in its name"),
         choices=("resnet", "resnext", "efficientnet"), default="resnet",
@@ -224,7 +224,7 @@ MODEL_TABLE = (
     flag_row("stable-norm", elsewhere("norms are computed the stable way by default")),
     flag_row("force-unstable-norm", renamed("disable-stable-batchnorm")),
 )  # fmt: skip
-TRAINING_TABLE = (
+_TRAINING_TABLE = (
     OldOption("config", elsewhere("the preset that the command begins with")),
     OldOption("config-path", elsewhere("`phalanx port --configs FILE` turns it into presets")),
     whole_row("batch-size", kept("the micro-batch"), "micro-batch-size", default=tf1.choose_batch),
@@ -296,7 +296,7 @@ TRAINING_TABLE = (
     flag_row("no-validation", renamed("validation", {"true": "false"})),
     whole_row("valid-batch-size", kept()),
 )  # fmt: skip
-DATA_TABLE = (
+_DATA_TABLE = (
     OldOption("dataset", computed(tf1.say_data, "--data"), choices=tuple(tf1.DATA_NAMES)),
     OldOption("data-dir", computed(tf1.say_folder, "--data-dir")),
     flag_row("generated-data", computed(tf1.build_noise("generated"), "--data generated")),
@@ -320,7 +320,7 @@ DATA_TABLE = (
     flag_row("fused-preprocessing", elsewhere("the device always normalises in one kernel")),
     flag_row("dataset-benchmark", elsewhere("`phalanx data bench` times the input alone")),
 )  # fmt: skip
-MACHINE_TABLE = (
+_MACHINE_TABLE = (
     whole_row("shards", kept("stages of the model")),
     OldOption("sharding-exclude-filter", kept(), takes="many"),
     OldOption("sharding-include-filter", kept(), takes="many"),
@@ -361,7 +361,7 @@ MACHINE_TABLE = (
     whole_row("syncs-per-epoch", nothing("all ranks compute the same weights, which is checked")),
     number_row("epochs-per-sync", nothing("all ranks compute the same weights, which is checked")),
 )  # fmt: skip
-LOG_TABLE = (
+_LOG_TABLE = (
     OldOption("log-dir", computed(_say_folder_of_runs, "--run-dir"), aliases=("logs-path",)),
     OldOption("name-suffix", computed(_say_suffix, "--run-dir")),
     whole_row("logs-per-epoch", kept(),
@@ -379,4 +379,4 @@ LOG_TABLE = (
     flag_row("identical-replica-seeding", nothing(_SEEDS)),
     OldOption("executable-cache-path", renamed("model-cache-path")),
 )  # fmt: skip
-TRAIN_TABLE = (*MODEL_TABLE, *TRAINING_TABLE, *DATA_TABLE, *MACHINE_TABLE, *LOG_TABLE)
+TRAIN_TABLE = (*_MODEL_TABLE, *_TRAINING_TABLE, *_DATA_TABLE, *_MACHINE_TABLE, *_LOG_TABLE)

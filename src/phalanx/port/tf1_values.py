@@ -32,7 +32,7 @@ def is_imagenet(values: OldValues) -> bool:
     return find_data(values) == "imagenet"
 
 
-def find_size(values: OldValues) -> str:
+def _find_size(values: OldValues) -> str:
     """The size of the model as the old program understood it: b4, 4 and B4 are the same."""
     text = values.text("model-size")
     if find_model(values) != "efficientnet":
@@ -49,7 +49,7 @@ def choose_size(values: OldValues) -> str:
 
 def find_network(values: OldValues) -> str:
     """The model by its name here."""
-    model, size = find_model(values), find_size(values)
+    model, size = find_model(values), _find_size(values)
     if model == "efficientnet":
         return f"efficientnet_{size.lower()}"
     wide = "_wide" * values.has("widenet")
@@ -67,7 +67,7 @@ def name_network(text: str, values: OldValues) -> Effect:
     return Effect(flags={"model": find_network(values)}, why="a model's name has its size in it")
 
 
-def count_replicas(values: OldValues) -> int:
+def _count_replicas(values: OldValues) -> int:
     """All copies of the model: poprun's, or those of every host."""
     launch = values.launch
     if launch.name == "poprun":
@@ -78,7 +78,7 @@ def count_replicas(values: OldValues) -> int:
 
 def say_replicas(text: str, values: OldValues) -> Effect:
     """How many copies there are."""
-    total = count_replicas(values)
+    total = _count_replicas(values)
     flags = {"replicas": str(total)}
     if values.launch.name == "poprun":
         return Effect(flags=flags, why="poprun's --num-replicas counts, as it did there")
@@ -88,13 +88,13 @@ def say_replicas(text: str, values: OldValues) -> Effect:
     return Effect(flags=flags, kind="kept", why="with fewer devices they fold")
 
 
-def count_batch(values: OldValues) -> int:
+def _count_batch(values: OldValues) -> int:
     """The images of one update of the weights."""
     batch, count = values.whole("batch-size", 1), values.whole("gradient-accumulation-count", 1)
-    return batch * count * count_replicas(values)
+    return batch * count * _count_replicas(values)
 
 
-def count_images(values: OldValues) -> int:
+def _count_images(values: OldValues) -> int:
     """The training images of the dataset."""
     images = DATASETS[DATA_NAMES.get(find_data(values), "imagenet")].train_images
     assert images is not None
@@ -104,38 +104,38 @@ def count_images(values: OldValues) -> int:
 def count_epochs(values: OldValues) -> Fraction:
     """The length of the run in epochs."""
     if values.is_given("iterations"):
-        return Fraction(values.whole("iterations") * count_batch(values), count_images(values))
+        return Fraction(values.whole("iterations") * _count_batch(values), _count_images(values))
     share = Fraction(values.text("dataset-percentage-to-use") or "100") / 100
     return Fraction(values.text("epochs")) * share
 
 
-def count_updates(values: OldValues) -> int:
+def _count_updates(values: OldValues) -> int:
     """The updates of the whole run, rounded down."""
     if values.is_given("iterations"):
         return values.whole("iterations")
-    return int(count_images(values) * count_epochs(values) // count_batch(values))
+    return int(_count_images(values) * count_epochs(values) // _count_batch(values))
 
 
-def find_peak(values: OldValues) -> float:
+def _find_peak(values: OldValues) -> float:
     """The rate before any decay: 2^n x the batch, or as it is given."""
     if values.is_given("abs-learning-rate"):
         return values.number("abs-learning-rate")
-    return float(2 ** values.number("base-learning-rate") * count_batch(values))
+    return float(2 ** values.number("base-learning-rate") * _count_batch(values))
 
 
-def count_warmup(values: OldValues) -> int:
+def _count_warmup(values: OldValues) -> int:
     """The updates of the warm-up, rounded down as they were; it may be longer than the run."""
     schedule = values.text("lr-schedule").lower()
     if values.is_given("iterations") and schedule in ("stepped", "cosine"):
         return 0
     epochs = Fraction(values.text("warmup-epochs") or "0")
     whole = count_epochs(values)
-    return int(count_updates(values) * epochs // whole) if whole else 0
+    return int(_count_updates(values) * epochs // whole) if whole else 0
 
 
 def say_warmup(text: str, values: OldValues) -> Effect:
     """The warm-up in steps, because it was rounded down to them."""
-    steps, total = count_warmup(values), count_updates(values)
+    steps, total = _count_warmup(values), _count_updates(values)
     if steps == 0 and values.is_given("iterations") and float(text or 0) > 0:
         why = "with --iterations the old program did not warm up"
         return Effect(flags={"warmup-epoch": "0ep"}, why=why)
@@ -147,9 +147,9 @@ def say_warmup(text: str, values: OldValues) -> Effect:
 
 def say_rate(text: str, values: OldValues) -> Effect:
     """The peak rate; where the warm-up outlasts the run, the rate that is reached."""
-    batch, peak = count_batch(values), find_peak(values)
+    batch, peak = _count_batch(values), _find_peak(values)
     formula = f"2^{text} x {batch:,} images = {peak:g}"
-    warmup, total = count_warmup(values), count_updates(values)
+    warmup, total = _count_warmup(values), _count_updates(values)
     if warmup >= total > 1:
         reached = peak * (total - 1) / warmup
         why = f"{formula}, of which the run reaches {total - 1:,} / {warmup:,}"
@@ -159,20 +159,20 @@ def say_rate(text: str, values: OldValues) -> Effect:
 
 def say_absolute_rate(text: str, values: OldValues) -> Effect:
     """A rate that is given as it is."""
-    warmup, total, peak = count_warmup(values), count_updates(values), find_peak(values)
+    warmup, total, peak = _count_warmup(values), _count_updates(values), _find_peak(values)
     if warmup >= total > 1:
         why = f"the warm-up outlasts the run, which reaches {total - 1:,} / {warmup:,} of it"
         peak *= (total - 1) / warmup
     else:
-        why = f"2^{log2(peak / count_batch(values)):.4g} x {count_batch(values):,} images"
+        why = f"2^{log2(peak / _count_batch(values)):.4g} x {_count_batch(values):,} images"
     flags = {"lr": f"{peak:.10g}", "base-learning-rate": ""}
     return Effect(flags=flags, why=why, kind="renamed")
 
 
 def say_final_rate(text: str, values: OldValues) -> Effect:
     """The last rate of a polynomial as a share of the first."""
-    ratio = float(text) / find_peak(values)
-    return Effect(flags={"lr-end-ratio": f"{ratio:.7g}"}, why=f"{text} of {find_peak(values):g}")
+    ratio = float(text) / _find_peak(values)
+    return Effect(flags={"lr-end-ratio": f"{ratio:.7g}"}, why=f"{text} of {_find_peak(values):g}")
 
 
 def say_drops(text: str, values: OldValues) -> Effect:
@@ -209,7 +209,7 @@ def say_log_interval(text: str, values: OldValues) -> Effect:
     """Steps between two log points as a rate."""
     if not values.is_given("iterations"):
         return Effect(why="only --iterations uses it; --logs-per-epoch counts", kind="nothing")
-    rate = Fraction(count_images(values), count_batch(values) * int(text))
+    rate = Fraction(_count_images(values), _count_batch(values) * int(text))
     return Effect(flags={"logs-per-epoch": str(rate)}, why=f"a log point every {text} steps")
 
 
@@ -219,7 +219,7 @@ def say_rmsprop_exponent(text: str, values: OldValues) -> Effect:
         return Effect(why="only RMSprop uses it", kind="nothing")
     if values.is_given("rmsprop-decay"):
         return Effect(why="--rmsprop-decay counts, as it did there", kind="nothing")
-    batch = count_batch(values)
+    batch = _count_batch(values)
     decay = max(0.0, 1 - 2 ** float(text) * batch)
     return Effect(flags={"rmsprop-decay": f"{decay:.10g}"}, why=f"1 - 2^{text} x {batch:,} images")
 
@@ -346,15 +346,15 @@ def build_noise(kind: str, *, scores: bool = False) -> Apply:
             return Effect()
         if scores:
             return Effect(flags={f"{kind}-data": "true"}, why=f"noise made {where}", kind="kept")
-        steps = max(1, count_images(values) // count_batch(values))
+        steps = max(1, _count_images(values) // _count_batch(values))
         flags = {"data": kind, "data-dir": "", "iterations": str(steps)}
-        flags["image-size"] = values.text("image-size") or str(find_image_size(values))
+        flags["image-size"] = values.text("image-size") or str(_find_image_size(values))
         return Effect(flags=flags, why=f"noise made {where}; an epoch is as long as the dataset's")
 
     return apply
 
 
-def find_image_size(values: OldValues) -> int:
+def _find_image_size(values: OldValues) -> int:
     """Height and width that the model sees."""
     return MODELS[find_network(values)].image_size if is_imagenet(values) else 32
 
