@@ -203,7 +203,7 @@ def test_log_points_are_those_of_the_readme(logs, points, reads, note, capsys):
     answer = port(capsys, LOGS.format(epochs=6, logs=logs))
     assert answer["plan"]["log_points"] == points
     assert answer["resolved"]["device-iterations"] == reads
-    said = [text for text in answer["plan"]["notes"] if "--logs-per-epoch" in text]
+    said = [text for text in answer["notes"] if "--logs-per-epoch" in text]
     assert [note in text for text in said] == [True] * bool(note)
 
 

@@ -111,7 +111,6 @@ REASONS = {  # what changes nothing in the config, and a part of why
     "--mlperf-logging": "the same figures",
     "--sweep": "phalanx sweep",
     "--target-accuracy 0.7": "phalanx sweep",
-    "--available-memory-proportion 30": "cuDNN and cuBLAS",
     "--nanoo": "--auto-loss-scaling",
     "--accelerator-side-reduction": "on the devices",
     "--compile-only": "phalanx plan",
@@ -124,6 +123,7 @@ REASONS = {  # what changes nothing in the config, and a part of why
     "--scheduling-algorithm CHOOSE_BEST": "IPU's compiler",
     "--pipeline-schedule Grouped": "only a pipeline",
 }
+MEMORY = "--available-memory-proportion 15 30"
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +136,7 @@ def here(tmp_path, monkeypatch):
 def test_every_option_is_tried():
     tried = {
         word.removeprefix("--")
-        for options in (*EFFECTS, *REASONS)
+        for options in (*EFFECTS, *REASONS, MEMORY)
         for word in options.split()
         if word.startswith("--")
     }
@@ -163,7 +163,7 @@ def test_an_option_without_effect_says_why(options, capsys):
 
 
 def test_memory_for_convolutions_is_a_share_in_percent(capsys):
-    answer = port(capsys, "python3 train.py --micro-batch-size 1 --available-memory-prop 15 30")
+    answer = port(capsys, f"python3 train.py --num-epochs 1 {MEMORY}")
     assert answer["variables"]["CUDNN_CONV_WSCAP_DBG"] == "270"
 
 

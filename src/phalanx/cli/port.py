@@ -232,8 +232,12 @@ def _list_plan_rows(plan: _PortedPlan) -> list[tuple[str, str]]:
 def _to_facts(answer: Ported, plan: _PortedPlan) -> dict[str, Any]:
     """The answer as plain values."""
     planned = plan.planned
-    more = {"plan": planned.plan.facts() if planned else None, "problem": plan.problem or None}
+    more: dict[str, Any] = {
+        "plan": planned.plan.facts() if planned else None,
+        "problem": plan.problem or None,
+    }
     more["resolved"] = planned.settings.config.flat() if planned else None
+    more["notes"] = list(planned.plan.warnings) if planned else []
     return {**answer.facts(), **more}
 
 

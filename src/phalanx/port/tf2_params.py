@@ -35,7 +35,7 @@ _NORMS = ("batch_norm", "custom_batch_norm", "group_norm")
 # --- parameters in braces ---
 
 
-def read_params(values: OldValues, name: str) -> dict[str, Any]:
+def _read_params(values: OldValues, name: str) -> dict[str, Any]:
     """The parameters of an option such as --optimizer-params '{momentum: 0.9}'."""
     text = values.text(name)
     try:
@@ -82,7 +82,7 @@ def _spell(number: Fraction | float) -> str:
 def say_optimizer_params(text: str, values: OldValues) -> Effect:
     """What the optimizer is told."""
     name, rule = "optimizer-params", values.text("optimizer").lower()
-    found = read_params(values, name)
+    found = _read_params(values, name)
     _take(name, found, _REQUIRED[rule], f"--optimizer {rule}")
     numbers = {key: _to_number(name, key, value) for key, value in found.items()}
     flags = {"momentum": _spell(numbers["momentum"])}
@@ -105,7 +105,7 @@ def say_optimizer(text: str, values: OldValues) -> Effect:
     """The update rule; SGD with a momentum has another name here."""
     rule = text.lower()
     if rule == "sgd":
-        momentum = read_params(values, "optimizer-params").get("momentum", 0)
+        momentum = _read_params(values, "optimizer-params").get("momentum", 0)
         has_momentum = _to_number("optimizer-params", "momentum", momentum) > 0
         return Effect(flags={"optimizer": "momentum" if has_momentum else "sgd"})
     return Effect(flags={"optimizer": {"rmsprop": "rmsprop_tf"}.get(rule, rule)})
@@ -123,7 +123,7 @@ def say_loss_scaling(text: str, values: OldValues) -> Effect:
 
 def _count_warmup(values: OldValues) -> tuple[Fraction, int]:
     """The warm-up in epochs and in updates."""
-    name, found = "lr-warmup-params", read_params(values, "lr-warmup-params")
+    name, found = "lr-warmup-params", _read_params(values, "lr-warmup-params")
     if not found:
         return Fraction(0), 0
     _take(name, found, _WARMUP_KEYS, "a warm-up")
@@ -142,7 +142,7 @@ def say_warmup(text: str, values: OldValues) -> Effect:
     epochs, warmup = _count_warmup(values)
     if not warmup:
         return Effect(flags={"warmup-epoch": "0ep"})
-    mode = str(read_params(values, "lr-warmup-params")["warmup_mode"]).lower()
+    mode = str(_read_params(values, "lr-warmup-params")["warmup_mode"]).lower()
     if mode not in ("shift", "mask"):
         raise ConfigError(f"--lr-warmup-params: warmup_mode is shift or mask, not {mode}")
     total, why = count_all_updates(values), ""
@@ -156,7 +156,7 @@ def say_warmup(text: str, values: OldValues) -> Effect:
 def say_schedule(text: str, values: OldValues) -> Effect:
     """The rates of the schedule."""
     name, shape = "lr-schedule-params", values.text("lr-schedule").lower()
-    found = read_params(values, name)
+    found = _read_params(values, name)
     # what other schedules need may stand there, too: a config's is replaced as a whole
     known = {key: value for key, value in found.items() if key in _SCHEDULE_KEYS[shape]}
     unknown = [key for key in found if not any(key in keys for keys in _SCHEDULE_KEYS.values())]
@@ -206,7 +206,7 @@ def _say_steps(found: Mapping[str, Any], values: OldValues) -> Effect:
 
 def say_norm(text: str, values: OldValues) -> Effect:
     """Which norm the model has."""
-    found = read_params(values, "norm-layer")
+    found = _read_params(values, "norm-layer")
     for key in found:
         if key not in _NORM_KEYS:
             raise ConfigError(f"--norm-layer: has no parameter {key}; {suggest(key, _NORM_KEYS)}")
@@ -236,4 +236,4 @@ def _say_groups(found: Mapping[str, Any]) -> Effect:
 
 def has_batch_norm(values: OldValues) -> bool:
     """Whether the norm is one over the batch."""
-    return read_params(values, "norm-layer").get("name") != "group_norm"
+    return _read_params(values, "norm-layer").get("name") != "group_norm"

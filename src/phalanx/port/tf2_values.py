@@ -65,14 +65,14 @@ def name_network(text: str, values: OldValues) -> Effect:
 # --- batches ---
 
 
-def count_replicas(values: OldValues) -> int:
+def _count_replicas(values: OldValues) -> int:
     """All copies of the model; poprun's number counts where there is one."""
     return values.launch.replicas or values.whole("num-replicas", 1)
 
 
 def say_replicas(text: str, values: OldValues) -> Effect:
     """How many copies there are."""
-    total = str(count_replicas(values))
+    total = str(_count_replicas(values))
     if values.launch.replicas and not values.is_given("num-replicas"):
         return Effect()
     if values.launch.replicas:
@@ -87,14 +87,16 @@ def count_accumulation(values: OldValues) -> int:
         if "gradient-accumulation-count" in source:
             return max(1, int(float(source["gradient-accumulation-count"])))
         if "global-batch-size" in source:
-            pass_images = values.whole("micro-batch-size", 1) * count_replicas(values)
+            pass_images = values.whole("micro-batch-size", 1) * _count_replicas(values)
             return max(1, round(Fraction(int(float(source["global-batch-size"])), pass_images)))
     return 1
 
 
 def count_batch(values: OldValues) -> int:
     """The images of one update of the weights."""
-    return values.whole("micro-batch-size", 1) * count_accumulation(values) * count_replicas(values)
+    return (
+        values.whole("micro-batch-size", 1) * count_accumulation(values) * _count_replicas(values)
+    )
 
 
 def say_accumulation(text: str, values: OldValues) -> Effect:
@@ -108,7 +110,9 @@ def say_global_batch(text: str, values: OldValues) -> Effect:
     if "gradient-accumulation-count" in values.given:
         return Effect(why="--gradient-accumulation-count counts", kind="nothing")
     batch, count = count_batch(values), count_accumulation(values)
-    parts = f"micro-batch {values.whole('micro-batch-size', 1)} x {count_replicas(values)} replicas"
+    parts = (
+        f"micro-batch {values.whole('micro-batch-size', 1)} x {_count_replicas(values)} replicas"
+    )
     warning = f"{text} is no multiple of {parts}; rounded to {batch}, as it was there"
     return Effect(
         flags={"gradient-accumulation": str(count)},
@@ -120,7 +124,7 @@ def say_global_batch(text: str, values: OldValues) -> Effect:
 # --- lengths ---
 
 
-def count_images(values: OldValues) -> int:
+def _count_images(values: OldValues) -> int:
     """The training images of the dataset."""
     images = DATASETS[find_data(values)].train_images
     assert images is not None
@@ -130,7 +134,7 @@ def count_images(values: OldValues) -> int:
 def count_updates(values: OldValues) -> int:
     """Updates of the weights in an epoch, rounded down, as an epoch's rest was left out."""
     asked = values.whole("weight-updates-per-epoch", -1)
-    return asked if asked > 0 else max(1, count_images(values) // count_batch(values))
+    return asked if asked > 0 else max(1, _count_images(values) // count_batch(values))
 
 
 def count_all_updates(values: OldValues) -> int:
@@ -138,7 +142,7 @@ def count_all_updates(values: OldValues) -> int:
     return count_updates(values) * values.whole("num-epochs", 1)
 
 
-def has_own_epoch(values: OldValues) -> bool:
+def _has_own_epoch(values: OldValues) -> bool:
     """Whether an epoch is as long as somebody says."""
     return values.whole("weight-updates-per-epoch", -1) > 0
 
@@ -147,12 +151,12 @@ def say_length(values: OldValues, epochs: Fraction) -> str:
     """Epochs as a length of ours; steps where epochs there are no epochs here."""
     steps = int(epochs * count_updates(values))
     whole = (epochs * count_updates(values)).denominator == 1
-    return f"{float(epochs):g}ep" if whole and not has_own_epoch(values) else f"{steps}st"
+    return f"{float(epochs):g}ep" if whole and not _has_own_epoch(values) else f"{steps}st"
 
 
 def say_epochs(text: str, values: OldValues) -> Effect:
     """The length of the run."""
-    if has_own_epoch(values) and not is_made_up(values):
+    if _has_own_epoch(values) and not is_made_up(values):
         steps = count_all_updates(values)
         why = f"{text} epochs of {count_updates(values):,} updates"
         return Effect(flags={"steps": str(steps), "epochs": ""}, why=why, kind="computed")
@@ -161,7 +165,7 @@ def say_epochs(text: str, values: OldValues) -> Effect:
 
 def say_updates(text: str, values: OldValues) -> Effect:
     """The length of an epoch."""
-    if not has_own_epoch(values):
+    if not _has_own_epoch(values):
         return Effect(why="an epoch is as long as the dataset", kind="elsewhere")
     if is_made_up(values):
         return Effect(flags={"iterations": text}, why="the length of an epoch of noise")
@@ -185,9 +189,9 @@ def _find_rate(name: str, text: str) -> Fraction:
 
 def _scale_rate(rate: Fraction, values: OldValues) -> Fraction:
     """Times per epoch of ours, where the old program counts other epochs."""
-    if not has_own_epoch(values) or is_made_up(values):
+    if not _has_own_epoch(values) or is_made_up(values):
         return rate
-    return rate * (count_images(values) // count_batch(values)) / count_updates(values)
+    return rate * (_count_images(values) // count_batch(values)) / count_updates(values)
 
 
 def say_logs(text: str, values: OldValues) -> Effect:
