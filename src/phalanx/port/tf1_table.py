@@ -77,6 +77,13 @@ def _say_cutmix(text: str, values: OldValues) -> Effect:
     return Effect(flags={"cutmix-lambda": text}, kind="kept")
 
 
+def _say_reads(text: str, values: OldValues) -> Effect:
+    most = 65_536
+    steps = min(int(float(text)), most)
+    why = "steps between two reads of metrics" + f", {most:,} at most" * (int(float(text)) > most)
+    return Effect(flags={"device-iterations": str(steps)}, why=why, kind="renamed")
+
+
 def _say_interval(text: str, values: OldValues) -> Effect:
     if text == "0":
         return Effect()
@@ -335,11 +342,12 @@ _MACHINE_TABLE = (
     flag_row("enable-half-partials", renamed("half-partials"), default=_OFF),
     flag_row("no-stochastic-rounding", computed(tf1.say_rounding, "--enable-stochastic-rounding"),
           default=_OFF),
-    whole_row("batches-per-step", renamed("device-iterations", why="steps between two reads"),
-           "device-iterations"),
+    whole_row("batches-per-step", computed(_say_reads, "--device-iterations"),
+              "device-iterations"),
     OldOption("select-ipus", DEVICE_CHOICE, takes="many"),
     flag_row("fp-exceptions", kept()),
-    flag_row("enable-recomputation", renamed("enable-recompute"), "xla-recompute", default=_OFF),
+    flag_row("enable-recomputation", renamed("enable-recompute"), "enable-recompute",
+             "xla-recompute", default=_OFF),
     OldOption("gc-profile", PROFILE, takes="optional", bare="IPU_PROFILE",
               choices=tuple(PROFILE_LEVELS)),
     WORKSPACE,
