@@ -270,7 +270,7 @@ _TRAINING_TABLE = (
               takes="many"),
     whole_row("seed", kept()),
     OldOption("init-path", renamed("init-weights", why="`phalanx port weights` converts them")),
-    OldOption("variable-filter", nothing("no layer can be frozen: all of them train"),
+    OldOption("variable-filter", lost("no layer can be frozen: all of them train"),
               takes="many"),
     OldOption(
         "lr-schedule", renamed("lr-schedule", _SCHEDULES),
@@ -387,4 +387,14 @@ _LOG_TABLE = (
     flag_row("identical-replica-seeding", nothing(_SEEDS)),
     OldOption("executable-cache-path", renamed("model-cache-path")),
 )  # fmt: skip
-TRAIN_TABLE = (*_MODEL_TABLE, *_TRAINING_TABLE, *_DATA_TABLE, *_MACHINE_TABLE, *_LOG_TABLE)
+_LATER_TABLE = (  # of later releases
+    flag_row("analyse-nans", renamed("fp-exceptions")),
+    whole_row("max-reduce-many-buffer-size", BUCKETS.outcome),
+    flag_row("rts", elsewhere("optimizer state stays whole on each device")),
+    flag_row("only-use-slic-vmac-16", COMPILER_HINT),
+    OldOption("gcl-method", nothing("NCCL and gloo choose their own way")),
+    OldOption("poplar-sync-configuration", nothing("all ranks take every step together")),
+)
+TRAIN_TABLE = (
+    *_MODEL_TABLE, *_TRAINING_TABLE, *_DATA_TABLE, *_MACHINE_TABLE, *_LOG_TABLE, *_LATER_TABLE,
+)  # fmt: skip
