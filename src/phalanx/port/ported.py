@@ -38,14 +38,7 @@ _COMMANDS = {  # what a script does: our command
 _OTHER_TARGETS = {"request": "serve"}  # flags that name the preset, where the first word does not
 _ABOUT_A_RUN = ("resume", "fork", TARGET)  # flags that name one, which has options of its own
 _MODEL_SECTIONS = ("model", "resnet", "efficientnet")
-_LAYERS = (
-    "program",
-    "default",
-    "config",
-    "environment",
-    "launcher",
-    "command",
-)  # the last one wins
+_LAYERS = ("program", "default", "config", "environment", "launcher", "command")  # the last wins
 _SAID = ("environment", "launcher", "command")  # the layers that stand in the command itself
 _KEPT_VARIABLE = "is set for the new command, too"
 _BATCH_OPTIONS = ("batch-size", "gradient-accumulation", "replicas")
@@ -262,9 +255,17 @@ def _list_entries(port: _Port) -> list[_Entry]:
     found += _list_variables(port)
     for one in (*port.old.launcher_options, *port.old.profiler_options):
         found.append(_apply(one.option, one.text, values, one.written, "launcher"))
+    found += _list_script(port)
     for one in port.chosen.matched.given:
         found.append(_apply(one.option, one.text, values, one.written, "command"))
     return found
+
+
+def _list_script(port: _Port) -> list[_Entry]:
+    """What is to say about the script as a whole."""
+    about = port.chosen.script.about
+    entry = _Entry(port.old.script_name, Effect(why=about), "elsewhere", "command")
+    return [entry] if about else []
 
 
 def _list_variables(port: _Port) -> list[_Entry]:
@@ -290,9 +291,10 @@ def _apply(option: OldOption, text: str, values: OldValues, old: str, source: st
     """The effect of one option."""
     outcome: Outcome = option.outcome
     effect = outcome.apply(text, values)
-    if outcome.kind == "kept" and not effect.flags:
+    kind = effect.kind or outcome.kind
+    if outcome.kind == kind == "kept" and not effect.flags:
         effect = replace(effect, flags={option.name: text})
-    return _Entry(old, effect, effect.kind or outcome.kind, source)
+    return _Entry(old, effect, kind, source)
 
 
 def _merge_flags(entries: Sequence[_Entry]) -> dict[str, str]:

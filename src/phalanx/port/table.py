@@ -285,6 +285,7 @@ class Script:
     # another script that must be meant, and the warning
     exclusive: tuple[tuple[str, ...], ...] = ()  # options of which one is to be given
     notes: Callable[[OldValues], list[str]] = lambda values: []  # warnings about the whole
+    about: str = ""  # how the new command stands to the script as a whole
     needs: tuple[str, ...] = ()  # options and variables: without all of them it never started
 
 
