@@ -4,6 +4,8 @@ Its --batch-size is the batch of all replicas together, and its rate is 2^n x th
 is accumulated.
 """
 
+from fractions import Fraction
+
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS
 from phalanx.errors import ConfigError, suggest
@@ -137,7 +139,7 @@ def _say_devices(text: str, values: OldValues) -> Effect:
     stages = _count_stages(values)
     if stages == 1:
         why = "a device for each replica; with fewer of them they fold"
-        return Effect(flags={"shards": "1"}, why=why, kind="elsewhere")
+        return Effect(why=why, kind="elsewhere")
     why = f"stages of a replica: {text} devices for {_count_replicas(values)}"
     return Effect(flags={"shards": str(stages)}, why=why)
 
@@ -167,19 +169,14 @@ def _say_rate(text: str, values: OldValues) -> Effect:
     return Effect(flags=flags, why=why)
 
 
-def _count_steps(values: OldValues) -> float:
-    """Updates of an epoch."""
+def _say_log_interval(text: str, values: OldValues) -> Effect:
+    """Calls of the device between two log points as a rate."""
     images = DATASETS[_find_data(values)].train_images
     assert images is not None
     own, count = _share_batch(values)
-    return images / (own * count * _count_replicas(values))
-
-
-def _say_log_interval(text: str, values: OldValues) -> Effect:
-    interval = max(1, int(text)) * values.whole("batches-per-step", 250)
-    rate = max(1, round(_count_steps(values) / interval))
-    why = f"a log point about every {interval:,} steps"
-    return Effect(flags={"logs-per-epoch": str(rate)}, why=why)
+    interval = max(1, int(text)) * max(1, values.whole("batches-per-step", 250))
+    rate = Fraction(images, own * count * _count_replicas(values) * interval)
+    return Effect(flags={"logs-per-epoch": str(rate)}, why=f"a log point every {interval:,} steps")
 
 
 def _say_precision(text: str, values: OldValues) -> Effect:

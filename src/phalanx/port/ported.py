@@ -138,7 +138,7 @@ def port_line(
         taken, has = set(command.flags), {}
     else:
         is_own = script.kind not in _OTHER_TARGETS  # its options are those of a preset
-        has = _read_preset_texts(preset) if preset and is_own else {}
+        has = _read_preset(preset, flags) if preset and is_own else {}
         named = any(flags.get(name) for name in _ABOUT_A_RUN)
         if named:  # it has its options: only what the command says itself is laid over them
             entries = [entry for entry in entries if entry.source in _SAID]
@@ -338,12 +338,14 @@ def _choose_taken(known: Collection[str], flags: Mapping[str, str], *, named: bo
     return taken
 
 
-def _read_preset_texts(preset: str) -> dict[str, object]:
+def _read_preset(preset: str, flags: Mapping[str, str]) -> dict[str, object]:
     """The values of a preset's options; none where it cannot be read here."""
     try:
-        return read_settings(preset).config.flat()
+        has: dict[str, object] = read_settings(preset).config.flat()
     except ConfigError:
         return {}
+    other = flags.get("model", has["model"]) != has["model"]  # which does without some of them
+    return {n: value for n, value in has.items() if not (other and n in MODEL_DEFAULTS)}
 
 
 def _find_same_rate(flags: Mapping[str, str], has: Mapping[str, object]) -> dict[str, object]:
