@@ -6,14 +6,8 @@ from collections.abc import Sequence
 
 from phalanx.port.new_command import quote_word
 from phalanx.port.ported import Ported, PortedRow
+from phalanx.port.table import KIND_WORDS
 
-_KINDS = {
-    "kept": "kept",
-    "renamed": "renamed",
-    "computed": "computed",
-    "elsewhere": "done another way",
-    "nothing": "no counterpart",
-}
 _HEADINGS = {
     "launcher": "its launcher",
     "environment": "its environment",
@@ -71,7 +65,7 @@ def _print_rows(rows: Sequence[PortedRow], width: int) -> None:
         text = ": ".join(filter(None, [row.new, row.why]))
         columns = (
             _wrap(row.old or "(always)", _OLD_WIDTH),
-            [_KINDS[row.kind]],
+            [KIND_WORDS[row.kind]],
             _wrap(text, rest),
         )
         for place in range(max(map(len, columns))):

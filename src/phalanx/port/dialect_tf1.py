@@ -94,6 +94,11 @@ def _list_notes(values: OldValues) -> list[str]:
         notes.append(
             "neither --dataset nor the name of --data-dir says which dataset; taken as imagenet"
         )
+    if values.has("pipeline") and not values.is_given("pipeline-schedule"):
+        notes.append(
+            "--pipeline without --pipeline-schedule: Grouped, as the README says; the "
+            "code had Interleaved"
+        )
     b4 = find_network(values) == "efficientnet_b4"
     if b4 and values.text("group-dim") == "16" and not values.config:
         notes.append(
@@ -178,6 +183,19 @@ _AVERAGE = (
     ),
 )
 
+_CONFLICTS = (
+    "A pipeline without `--pipeline-schedule` is Grouped, as the README says; the code had "
+    "Interleaved.",
+    "Images are normalised on the host, as the README says, unless `--no-hostside-norm` or "
+    "`--eight-bit-io` is given; later code did so only with `--hostside-norm`. Named "
+    "configurations belong to that code, and normalise on the device.",
+    "`--select-ipus` takes a second device for validation, as the README says; the code took one.",
+    "`--valid-batch-size` is in the README alone, and has an effect here.",
+    "`--iterations 10` is ten updates; the code rounded them up to a whole log interval.",
+    "`train.py --restore-path` under poprun without `--no-validation` is a slip for "
+    "`validation.py`.",
+)
+
 TF1 = Dialect(
     name="tf1",
     title="TensorFlow 1",
@@ -205,4 +223,5 @@ TF1 = Dialect(
     configs=CONFIGS,
     presets=PRESETS,
     folders=("tensorflow/cnns", "tensorflow1"),
+    conflicts=_CONFLICTS,
 )

@@ -1,9 +1,4 @@
-"""TensorFlow 2: train.py, which trains, scores or both, send_request.py and export_for_serving.py.
-
-Where the README and the code differ, the README is followed: all checkpoints of a run are scored
-after training, --synthetic-data takes cpu (and host), CIFAR-100 is a dataset, and log points may be
-epochs apart although there is a checkpoint every epoch.
-"""
+"""TensorFlow 2: train.py, which trains, scores or both; send_request.py, export_for_serving.py."""
 
 from dataclasses import replace
 
@@ -249,4 +244,10 @@ TF2 = Dialect(
     configs=CONFIGS,
     presets={name: f"tf2/{name}" if name in _SHARED else name for name in CONFIGS},
     folders=("cnns/tensorflow2", "tensorflow2"),
+    conflicts=(
+        "all checkpoints of a run are scored after training, not only its last weights",
+        "`--synthetic-data` takes cpu, as well as host",
+        "CIFAR-100 is a dataset",
+        "log points may be epochs apart, whatever `--ckpts-per-epoch` is",
+    ),
 )

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from phalanx.errors import ConfigError, suggest
+from phalanx.port.dialect_popart import POPART
 from phalanx.port.dialect_runner import RUNNER
 from phalanx.port.dialect_tf1 import TF1
 from phalanx.port.dialect_tf2 import TF2
@@ -11,7 +12,7 @@ from phalanx.port.match import MatchedWords, match_words
 from phalanx.port.old_command import OldCommand
 from phalanx.port.table import Dialect, Script
 
-DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in (TF1, TF2)}
+DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in (TF1, TF2, POPART)}
 
 
 @dataclass(frozen=True)

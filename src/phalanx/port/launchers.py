@@ -28,6 +28,7 @@ _PARTITION = "there is no partition of devices to allocate: those of a host are 
 _NO_PRINT = "every rank keeps its own log; only the first one prints"
 _EXECUTABLES = re.compile(r"--executable_cache_path=(\S+)")
 _CACHE_WHY = "what is compiled is kept there from run to run"
+_TAGGED = Effect(launch={"tag-output": "true"}, why="lines begin with their host")
 _TIMEOUT_WHY = "how long a rank is waited for"
 
 
@@ -75,7 +76,7 @@ def _read_mpi_words(words: Sequence[str]) -> list[Effect]:
         elif word == "--mca" and len(rest) > 1:
             found.append(_read_mca(f"{rest.pop(0)} {rest.pop(0)}"))
         elif word == "--tag-output":
-            found.append(Effect(launch={"tag-output": "true"}, why="lines begin with their host"))
+            found.append(_TAGGED)
         else:
             found.append(Effect(why=f"{word}: only mpirun knows it"))
     return found
@@ -190,6 +191,10 @@ def _read_one_variable(text: str, values: OldValues) -> Effect:
     return _read_variable(text)
 
 
+def _tag_output(text: str, values: OldValues) -> Effect:
+    return _TAGGED
+
+
 def _count_processes(text: str, values: OldValues) -> Effect:
     return Effect(
         flags={"replicas": text}, launch={"num-replicas": text}, why="a process for each replica"
@@ -201,7 +206,7 @@ _MPIRUN = (
     OldOption("H", _HOSTS, aliases=("host", "hosts")),
     OldOption("np", computed(_count_processes, "--replicas"), aliases=("n", "c"), type="whole"),
     OldOption("x", computed(_read_one_variable, "-x of phalanx launch")),
-    OldOption("tag-output", renamed("tag-output"), takes="flag"),
+    OldOption("tag-output", computed(_tag_output, "--tag-output of phalanx launch"), takes="flag"),
     OldOption("bind-to", elsewhere(_PLACED)),
     OldOption("map-by", elsewhere(_PLACED)),
     OldOption("mca", computed(lambda text, _: _read_mca(text.replace(",", " ", 1)), "--interface"),

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import takewhile
 
 from phalanx.port.table import TRUE, GivenOption, OldOption
 
@@ -36,7 +37,7 @@ def match_words(
         if word in ("-h", "--help"):
             found.wants_help = True
         elif is_option(word):
-            _match_option(found, word, rest, options)
+            _match_option(found, word, rest, options, most_unknown=1 if stops else None)
         elif stops:
             found.rest = [word, *rest]
             break
@@ -53,32 +54,40 @@ def is_option(word: str) -> bool:
 
 
 def _match_option(
-    found: MatchedWords, word: str, rest: list[str], options: Sequence[OldOption]
+    found: MatchedWords,
+    word: str,
+    rest: list[str],
+    options: Sequence[OldOption],
+    *,
+    most_unknown: int | None,
 ) -> None:
-    """Take one option and its values from the words."""
+    """Take one option and its values from the words.
+
+    most_unknown: how many values an option that is not known may have.
+    """
     dashed, equals, value = word.partition("=")
     option, problem, is_prefix = _find_option(dashed, options)
     if option is None:
         found.problems.append(problem)
         found.unknown.append(dashed)
-        while not equals and rest and not is_option(rest[0]):  # its values go with it
-            rest.pop(0)
+        values = 0 if equals else sum(1 for _ in takewhile(lambda w: not is_option(w), rest))
+        del rest[: values if most_unknown is None else min(values, most_unknown)]
         return
     found.prefixes += is_prefix
-    values = [value] if equals else _take_values(option, rest)
-    written = word if equals else " ".join([word, *values])
-    if option.takes in ("one", "two", "many") and not values:
+    texts = [value] if equals else _take_values(option, rest)
+    written = word if equals else " ".join([word, *texts])
+    if option.takes in ("one", "two", "many") and not texts:
         if not option.lacks_value:
             found.problems.append(f"{dashed}: expected a value after it")
             return
     elif option.takes == "flag" and equals:
         found.problems.append(f"{word}: takes no value; write {dashed}")
         return
-    problem = _find_wrong_value(option, dashed, values)
+    problem = _find_wrong_value(option, dashed, texts)
     if problem:
         found.problems.append(problem)
         return
-    found.given.append(GivenOption(option, written, tuple(_normalise(option, values))))
+    found.given.append(GivenOption(option, written, tuple(_normalise(option, texts))))
 
 
 def _find_option(dashed: str, options: Sequence[OldOption]) -> tuple[OldOption | None, str, bool]:

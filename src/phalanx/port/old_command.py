@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, join_problems
 from phalanx.port.launchers import LAUNCHERS, match_launcher
 from phalanx.port.match import is_option
 from phalanx.port.table import GivenOption
@@ -27,7 +27,6 @@ class OldCommand:
     is_profiled: bool = False
     script: str = ""  # its path; of a module, "-m NAME"; empty where the command forgets it
     words: tuple[str, ...] = ()  # after the script
-    problems: list[str] = field(default_factory=list)
 
     @property
     def script_name(self) -> str:
@@ -48,17 +47,19 @@ def is_old_command(words: Sequence[str]) -> bool:
 
 def read_old_command(words: Sequence[str], environment: Mapping[str, str]) -> OldCommand:
     """The parts of a command; ConfigError where it starts nothing that is known."""
-    found = OldCommand(environment=dict(environment))
+    found, problems = OldCommand(environment=dict(environment)), list[str]()
     rest = _skip_assignments(words, found.environment)
     while rest and PurePath(rest[0]).name in LAUNCHERS:
         name = PurePath(rest[0]).name
         matched = match_launcher(name, rest[1:])
-        found.problems += matched.problems
+        problems += matched.problems
         rest = _skip_assignments(matched.rest, found.environment)
         if name == "gc-profile":
             found.is_profiled, found.profiler_options = True, matched.given
         else:
             found.launcher, found.launcher_options = name, matched.given
+    if problems:
+        raise join_problems(problems)
     if rest[:1] == ["--"]:
         rest = rest[1:]
     if not rest:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import isclose, prod
 
 from phalanx.config.presets import is_preset
-from phalanx.config.read import read_settings
+from phalanx.config.read import EXCLUSIVE, read_settings
 from phalanx.config.schema import OPTIONS
 from phalanx.config.text import parse_option_text
 from phalanx.errors import ConfigError, join_problems
@@ -49,6 +49,7 @@ _LAYERS = (
 _SAID = ("environment", "launcher", "command")  # the layers that stand in the command itself
 _KEPT_VARIABLE = "is set for the new command, too"
 _BATCH_OPTIONS = ("batch-size", "gradient-accumulation", "replicas")
+_LENGTHS = ("warmup-epoch", "lr-decay-length", "lr-decay-period", "lr-epoch-decay")
 _AUTOMATIC = {"gradient-accumulation": 1}  # what an option is that nobody gave
 _OptionsOf = Callable[[str], Collection[str]]  # the flags that a command of ours takes
 
@@ -76,6 +77,7 @@ class Ported:
     warnings: tuple[str, ...]
     config: str = ""  # a named entry that the old command asks for
     then: tuple[tuple[str, ...], ...] = ()  # commands for afterwards
+    decided: Mapping[str, str] = field(default_factory=dict)  # all options, the preset's included
 
     def facts(self) -> dict[str, object]:
         """The answer as plain values."""
@@ -85,6 +87,7 @@ class Ported:
             "command": ["phalanx", *self.command.words],
             "line": self.command.line,
             "variables": self.command.variables,
+            "decided": dict(self.decided),
             "options": [vars(row) for row in self.rows],
             "warnings": list(self.warnings),
             "then": [" ".join(["phalanx", *words]) for words in self.then],
@@ -127,7 +130,8 @@ def port_line(
     """
     old = read_old_command(line.words, line.environment)
     chosen = choose_script(old, dialect)
-    _refuse_problems(old, chosen)
+    if chosen.matched.problems:
+        raise join_problems(chosen.matched.problems)
     port = _read_values(old, chosen)
     port.warnings += [f"{text}: was left out" for text in line.left_out]
     entries = _list_entries(port)
@@ -151,7 +155,7 @@ def port_line(
         rest = {n: t for n, t in flags.items() if n in taken and not _is_same(n, t, has)}
         place = _OTHER_TARGETS.get(script.kind, TARGET)
         target = {} if named or preset is None else {place: preset}
-        command.flags = {**target, **_order(rest, entries), **(overrides or {})}
+        command.flags = _lay_over({**target, **_order(rest, entries)}, overrides or {})
     for entry in entries:
         command.launch |= entry.effect.launch
         command.variables |= entry.effect.variables
@@ -171,14 +175,9 @@ def port_line(
         rows=tuple(rows),
         warnings=tuple(dict.fromkeys([*port.warnings, *notes])),
         config=port.config_name,
+        decided=flags,
         then=tuple(words for entry in entries for words in entry.effect.then),
     )
-
-
-def _refuse_problems(old: OldCommand, chosen: ChosenScript) -> None:
-    problems = [*old.problems, *chosen.matched.problems]
-    if problems:
-        raise join_problems(problems)
 
 
 def _read_values(old: OldCommand, chosen: ChosenScript) -> _Port:
@@ -315,6 +314,16 @@ def _order(flags: Mapping[str, str], entries: Sequence[_Entry]) -> dict[str, str
         for name in e.effect.flags
     ]
     return {name: flags[name] for name in dict.fromkeys(order) if name in flags}
+
+
+def _lay_over(flags: dict[str, str], overrides: Mapping[str, str]) -> dict[str, str]:
+    """The flags under options of ours; what these exclude is left out.
+
+    In a run of another length, the preset's warm-up counts, which is shortened where it must be.
+    """
+    rivals = {name for group in EXCLUSIVE if overrides.keys() & set(group) for name in group}
+    rivals |= set(_LENGTHS) if overrides.keys() & {"steps", "epochs"} else set()
+    return {n: text for n, text in flags.items() if n not in rivals} | dict(overrides)
 
 
 def _choose_taken(known: Collection[str], flags: Mapping[str, str], *, named: bool) -> set[str]:

@@ -31,6 +31,13 @@ from typing import Literal
 
 OutcomeKind = Literal["kept", "renamed", "computed", "elsewhere", "nothing"]
 _Takes = Literal["one", "two", "many", "flag", "optional", "bool", "bools"]
+KIND_WORDS = {  # as people read them
+    "kept": "kept",
+    "renamed": "renamed",
+    "computed": "computed",
+    "elsewhere": "done another way",
+    "nothing": "no counterpart",
+}
 TRUE = "true"
 TARGET = "@"  # the flag that is none: what a command is about, its first word
 
@@ -92,7 +99,8 @@ def renamed(name: str, words: Mapping[str, str] | None = None, why: str = "") ->
     def apply(text: str, values: OldValues) -> Effect:
         return Effect(flags={name: lowered.get(text.lower(), text)}, why=why)
 
-    return Outcome("renamed", apply, f"--{name}")
+    says = "the run that the command is about" if name == TARGET else f"--{name}"
+    return Outcome("renamed", apply, says)
 
 
 def computed(apply: Apply, says: str) -> Outcome:
@@ -291,3 +299,4 @@ class Dialect:
     presets: Mapping[str, str] = field(default_factory=dict)  # ours, by the name of such an entry
     folders: tuple[str, ...] = ()  # parts of paths that only this program is found under
     main_script: str = "train.py"  # what is meant where a command forgets it
+    conflicts: tuple[str, ...] = ()  # where README and code differ: what was decided, for the docs

@@ -77,6 +77,13 @@ def _say_cutmix(text: str, values: OldValues) -> Effect:
     return Effect(flags={"cutmix-lambda": text}, kind="kept")
 
 
+def _say_reads(text: str, values: OldValues) -> Effect:
+    most = 65_536
+    steps = min(int(float(text)), most)
+    why = "steps between two reads of metrics" + f", {most:,} at most" * (int(float(text)) > most)
+    return Effect(flags={"device-iterations": str(steps)}, why=why, kind="renamed")
+
+
 def _say_interval(text: str, values: OldValues) -> Effect:
     if text == "0":
         return Effect()
@@ -263,7 +270,7 @@ _TRAINING_TABLE = (
               takes="many"),
     whole_row("seed", kept()),
     OldOption("init-path", renamed("init-weights", why="`phalanx port weights` converts them")),
-    OldOption("variable-filter", nothing("no layer can be frozen: all of them train"),
+    OldOption("variable-filter", lost("no layer can be frozen: all of them train"),
               takes="many"),
     OldOption(
         "lr-schedule", renamed("lr-schedule", _SCHEDULES),
@@ -335,11 +342,12 @@ _MACHINE_TABLE = (
     flag_row("enable-half-partials", renamed("half-partials"), default=_OFF),
     flag_row("no-stochastic-rounding", computed(tf1.say_rounding, "--enable-stochastic-rounding"),
           default=_OFF),
-    whole_row("batches-per-step", renamed("device-iterations", why="steps between two reads"),
-           "device-iterations"),
+    whole_row("batches-per-step", computed(_say_reads, "--device-iterations"),
+              "device-iterations"),
     OldOption("select-ipus", DEVICE_CHOICE, takes="many"),
     flag_row("fp-exceptions", kept()),
-    flag_row("enable-recomputation", renamed("enable-recompute"), "xla-recompute", default=_OFF),
+    flag_row("enable-recomputation", renamed("enable-recompute"), "enable-recompute",
+             "xla-recompute", default=_OFF),
     OldOption("gc-profile", PROFILE, takes="optional", bare="IPU_PROFILE",
               choices=tuple(PROFILE_LEVELS)),
     WORKSPACE,
@@ -379,4 +387,14 @@ _LOG_TABLE = (
     flag_row("identical-replica-seeding", nothing(_SEEDS)),
     OldOption("executable-cache-path", renamed("model-cache-path")),
 )  # fmt: skip
-TRAIN_TABLE = (*_MODEL_TABLE, *_TRAINING_TABLE, *_DATA_TABLE, *_MACHINE_TABLE, *_LOG_TABLE)
+_LATER_TABLE = (  # of later releases
+    flag_row("analyse-nans", renamed("fp-exceptions")),
+    whole_row("max-reduce-many-buffer-size", BUCKETS.outcome),
+    flag_row("rts", elsewhere("optimizer state stays whole on each device")),
+    flag_row("only-use-slic-vmac-16", COMPILER_HINT),
+    OldOption("gcl-method", nothing("NCCL and gloo choose their own way")),
+    OldOption("poplar-sync-configuration", nothing("all ranks take every step together")),
+)
+TRAIN_TABLE = (
+    *_MODEL_TABLE, *_TRAINING_TABLE, *_DATA_TABLE, *_MACHINE_TABLE, *_LOG_TABLE, *_LATER_TABLE,
+)  # fmt: skip

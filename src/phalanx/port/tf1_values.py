@@ -72,8 +72,7 @@ def _count_replicas(values: OldValues) -> int:
     launch = values.launch
     if launch.name == "poprun":
         return launch.replicas or 1
-    hosts = len(launch.hosts) if launch.name == "TF_CONFIG" else 1
-    return (launch.replicas or values.whole("replicas", 1)) * max(1, hosts)
+    return launch.replicas or values.whole("replicas", 1) * max(1, len(launch.hosts))
 
 
 def say_replicas(text: str, values: OldValues) -> Effect:
@@ -221,7 +220,7 @@ def say_rmsprop_exponent(text: str, values: OldValues) -> Effect:
         return Effect(why="--rmsprop-decay counts, as it did there", kind="nothing")
     batch = _count_batch(values)
     decay = max(0.0, 1 - 2 ** float(text) * batch)
-    return Effect(flags={"rmsprop-decay": f"{decay:.10g}"}, why=f"1 - 2^{text} x {batch:,} images")
+    return Effect(flags={"rmsprop-decay": f"{decay:.15g}"}, why=f"1 - 2^{text} x {batch:,} images")
 
 
 def is_rmsprop(values: OldValues) -> bool:

@@ -1,0 +1,45 @@
+"""Every command of the older READMEs runs, shrunk: few steps of small images made up."""
+
+import re
+from pathlib import Path
+
+import pytest
+from small_ports import port, read_old_commands
+
+from phalanx.cli.main import main
+
+COMMANDS = [text for texts in read_old_commands().values() for text in texts]
+SHRUNK = {
+    "train": "--data generated --iterations 10 --steps 10 --image-size 32 --batch-size 4 "
+    "--gradient-accumulation 4 --replicas 2 --ckpts-per-epoch 1 --workers 0 --device cpu "
+    "--run-dir R",
+    "validate": "--image-size 32 --workers 0 --device cpu",
+}
+MADE = "train --steps 2 --batch-size 4 --validation false --device cpu --run-dir"
+PATHS = r"generated_checkpoints_dir_path|logs/\S+"
+
+
+def make_run(folder: Path) -> Path:
+    """A run of two steps that old commands about a run can be about."""
+    assert main([*MADE.split(), str(folder)]) == 0
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", COMMANDS, ids=range(len(COMMANDS)))
+def test_a_command_runs_when_shrunk(text, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    if re.search(PATHS, text):
+        run = make_run(tmp_path / "made")
+        text = re.sub(PATHS, str(run), text)
+    text = re.sub(r"--data-dir \S+|my_config", lambda m: "" if "-" in m[0] else "demo", text)
+    text = text.replace("--repeat 10", "--repeat 2")
+    (tmp_path / "old.sh").write_text(text)
+    command = port(capsys, "--local", "--file", "old.sh")["command"]
+    about_run = any(word == str(tmp_path / "made") for word in command)
+    is_help = command[-1] == "--help"
+    added = [] if about_run or is_help else SHRUNK[command[1]].split()
+    added += ["--device", "cpu"] if about_run and command[1] == "validate" else []
+    assert main(["port", "--run", "--local", *added, "--file", "old.sh"]) == 0
+    if command[1] == "train" and not about_run and not is_help:
+        assert (tmp_path / "R" / "summary.json").exists()
