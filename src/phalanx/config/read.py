@@ -186,6 +186,11 @@ def read_stored_settings(
         for key, value in fill_older_options(stored).items()
         if key in OPTIONS
     }
+    for rivals in EXCLUSIVE:  # a run stores all values: the default of one is no rival of another
+        given = [option for option in rivals if _value(base, option)]
+        for option in given if len(given) > 1 else ():
+            if base[option].value == OPTIONS[option].default:
+                del base[option]
     return merge_layers([base, read_flags(flags, problems)], problems, name=name)
 
 

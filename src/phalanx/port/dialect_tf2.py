@@ -1,9 +1,4 @@
-"""TensorFlow 2: train.py, which trains, scores or both, send_request.py and export_for_serving.py.
-
-Where the README and the code differ, the README is followed: all checkpoints of a run are scored
-after training, --synthetic-data takes cpu (and host), CIFAR-100 is a dataset, and log points may be
-epochs apart although there is a checkpoint every epoch.
-"""
+"""TensorFlow 2: train.py, which trains, scores or both; send_request.py, export_for_serving.py."""
 
 from dataclasses import replace
 
@@ -15,7 +10,6 @@ from phalanx.port.table import (
     Fact,
     OldOption,
     OldValues,
-    Outcome,
     Script,
     computed,
     elsewhere,
@@ -137,14 +131,15 @@ def _serve_instead(how: str, *own: OldOption) -> tuple[OldOption, ...]:
     return (*(row for row in rows if row.name not in names), *own)
 
 
-def _with_value(outcome: Outcome) -> Outcome:
-    """An outcome for a switch that is on; off, there is nothing to do."""
+def _switch_row(name: str) -> OldOption:
+    """A switch that is a flag of ours; off, there is nothing to do."""
 
     def apply(text: str, values: OldValues) -> Effect:
-        off = Effect(why="it is off by default", kind="nothing")
-        return outcome.apply(text, values) if text == "true" else off
+        if text != "true":
+            return Effect(why="it is off by default", kind="nothing")
+        return Effect(flags={name: text}, kind="kept")
 
-    return Outcome(outcome.kind, apply, outcome.says)
+    return bool_row(name, computed(apply, f"--{name}"))
 
 
 def _list_serving_notes(values: OldValues) -> list[str]:
@@ -178,8 +173,8 @@ _REQUEST = _serve_instead(
               default="1"),
     whole_row("num-threads", kept(), default="2"),
     whole_row("num-images", computed(_say_requests, "--num-images"), default="1000"),
-    bool_row("use-async", _with_value(kept())),
-    bool_row("verbose", _with_value(kept())),
+    _switch_row("use-async"),
+    _switch_row("verbose"),
     OldOption("serving-bin-path", nothing("the server is `phalanx serve`")),
     bool_row("pytest", nothing(_TESTS)),
 )  # fmt: skip
@@ -249,4 +244,10 @@ TF2 = Dialect(
     configs=CONFIGS,
     presets={name: f"tf2/{name}" if name in _SHARED else name for name in CONFIGS},
     folders=("cnns/tensorflow2", "tensorflow2"),
+    conflicts=(
+        "all checkpoints of a run are scored after training, not only its last weights",
+        "`--synthetic-data` takes cpu, as well as host",
+        "CIFAR-100 is a dataset",
+        "log points may be epochs apart, whatever `--ckpts-per-epoch` is",
+    ),
 )
