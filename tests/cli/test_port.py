@@ -132,3 +132,9 @@ def test_an_answer_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_mistake_in_a_script_is_located(capsys, tmp_path):
+    (tmp_path / "run.sh").write_text(f"{OLD}\n\n{OLD} --zebra\n")
+    assert main(["port", "--file", "run.sh"]) == 2
+    assert "phalanx port: line 3: --zebra: the old program" in capsys.readouterr().err
