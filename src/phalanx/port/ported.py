@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isclose, prod
 
-from phalanx.config.presets import is_preset
-from phalanx.config.read import EXCLUSIVE, read_settings
+from phalanx.config.presets import find_preset
+from phalanx.config.read import EXCLUSIVE, MODEL_DEFAULTS, read_settings
 from phalanx.config.schema import OPTIONS
 from phalanx.config.text import parse_option_text
 from phalanx.errors import ConfigError, join_problems
@@ -222,7 +222,7 @@ def _choose_preset(port: _Port) -> str | None:
         return port.chosen.script.preset(port.values)
     own = dialect.presets.get(name)
     for choice in (own, name):
-        if choice and is_preset(choice):
+        if choice and has_preset(choice):
             return choice
     if not port.config_known:
         port.warnings.append(
@@ -231,6 +231,15 @@ def _choose_preset(port: _Port) -> str | None:
         )
         return name
     return own or port.chosen.script.preset(port.values)
+
+
+def has_preset(name: str) -> bool:
+    """Whether a preset or a file is found by that name, an old one included."""
+    try:
+        find_preset(name)
+    except ConfigError:
+        return False
+    return True
 
 
 def _list_entries(port: _Port) -> list[_Entry]:
