@@ -22,10 +22,11 @@ from phalanx.cli.command import (
 from phalanx.cli.port_text import print_answer
 from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.disk import write_atomically
-from phalanx.errors import ConfigError, UserError
+from phalanx.errors import ConfigError, DataError, UserError
 from phalanx.port.new_command import expand_variables, find_variables
 from phalanx.port.old_command import is_old_command
-from phalanx.port.ported import Ported, has_preset, port_line
+from phalanx.port.ported import Ported, port_line
+from phalanx.port.preset_values import has_preset
 from phalanx.port.table import TARGET
 from phalanx.port.words import OldLine, read_text_lines, read_words
 
@@ -44,6 +45,7 @@ class _PortedPlan:
 
     planned: "PlannedRun | None" = None
     problem: str = ""
+    absence: str = ""  # of data, which the plan does without
 
 
 @command(
@@ -106,6 +108,10 @@ def _run(args: ParsedArgs) -> int:
     if own["--run"]:
         return _run_all(answers)
     plans = [_plan(answer) for answer in answers]
+    answers = [
+        replace(answer, warnings=(*answer.warnings, *filter(None, [plan.absence])))
+        for answer, plan in zip(answers, plans, strict=True)
+    ]
     if own["--json"]:
         facts = [_to_facts(answer, plan) for answer, plan in zip(answers, plans, strict=True)]
         print(json.dumps(facts[0] if len(facts) == 1 else facts, indent=2))
@@ -224,12 +230,19 @@ def _plan(answer: Ported) -> _PortedPlan:
 
     from phalanx.assemble.dataset_summary import plan_new_run
 
-    try:
-        return _PortedPlan(
-            plan_new_run(args.read_settings(), without_data=True, without_torch=True)
-        )
-    except UserError as error:
-        return _PortedPlan(problem=str(error))
+    absence = ""
+    while True:
+        try:
+            settings = args.read_settings()
+            planned = plan_new_run(settings, without_data=True, without_torch=True)
+        except DataError as error:
+            if args.flags.pop("data-dir", None) is None:
+                return _PortedPlan(problem=str(error))
+            absence = f"{error}; the plan goes by published counts"
+        except UserError as error:
+            return _PortedPlan(problem=str(error))
+        else:
+            return _PortedPlan(planned, absence=absence)
 
 
 def _list_plan_rows(plan: _PortedPlan) -> list[tuple[str, str]]:

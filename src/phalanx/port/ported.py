@@ -3,18 +3,16 @@
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isclose, prod
 
-from phalanx.config.presets import find_preset
-from phalanx.config.read import EXCLUSIVE, MODEL_DEFAULTS, read_settings
+from phalanx.config.read import EXCLUSIVE
 from phalanx.config.schema import OPTIONS
-from phalanx.config.text import parse_option_text
 from phalanx.errors import ConfigError, join_problems
 from phalanx.port.dialects import ChosenScript, choose_script
 from phalanx.port.launchers import VARIABLES, read_launch_facts
 from phalanx.port.match import match_words
 from phalanx.port.new_command import NewCommand, quote_word
 from phalanx.port.old_command import OldCommand, read_old_command
+from phalanx.port.preset_values import find_same_rate, has_preset, is_same, read_preset_values
 from phalanx.port.table import (
     TARGET,
     Effect,
@@ -41,9 +39,7 @@ _MODEL_SECTIONS = ("model", "resnet", "efficientnet")
 _LAYERS = ("program", "default", "config", "environment", "launcher", "command")  # the last wins
 _SAID = ("environment", "launcher", "command")  # the layers that stand in the command itself
 _KEPT_VARIABLE = "is set for the new command, too"
-_BATCH_OPTIONS = ("batch-size", "gradient-accumulation", "replicas")
 _LENGTHS = ("warmup-epoch", "lr-decay-length", "lr-decay-period", "lr-epoch-decay")
-_AUTOMATIC = {"gradient-accumulation": 1}  # what an option is that nobody gave
 _OptionsOf = Callable[[str], Collection[str]]  # the flags that a command of ours takes
 
 
@@ -138,14 +134,14 @@ def port_line(
         taken, has = set(command.flags), {}
     else:
         is_own = script.kind not in _OTHER_TARGETS  # its options are those of a preset
-        has = _read_preset(preset, flags) if preset and is_own else {}
+        has = read_preset_values(preset, flags) if preset and is_own else {}
         named = any(flags.get(name) for name in _ABOUT_A_RUN)
         if named:  # it has its options: only what the command says itself is laid over them
             entries = [entry for entry in entries if entry.source in _SAID]
             flags = _merge_flags(entries)
         taken = _choose_taken(options_of(command.name), flags, named=named)
-        has |= _find_same_rate(flags, has)
-        rest = {n: t for n, t in flags.items() if n in taken and not _is_same(n, t, has)}
+        has |= find_same_rate(flags, has)
+        rest = {n: t for n, t in flags.items() if n in taken and not is_same(n, t, has)}
         place = _OTHER_TARGETS.get(script.kind, TARGET)
         target = {} if named or preset is None else {place: preset}
         command.flags = _lay_over({**target, **_order(rest, entries)}, overrides or {})
@@ -231,15 +227,6 @@ def _choose_preset(port: _Port) -> str | None:
         )
         return name
     return own or port.chosen.script.preset(port.values)
-
-
-def has_preset(name: str) -> bool:
-    """Whether a preset or a file is found by that name, an old one included."""
-    try:
-        find_preset(name)
-    except ConfigError:
-        return False
-    return True
 
 
 def _list_entries(port: _Port) -> list[_Entry]:
@@ -347,39 +334,6 @@ def _choose_taken(known: Collection[str], flags: Mapping[str, str], *, named: bo
     return taken
 
 
-def _read_preset(preset: str, flags: Mapping[str, str]) -> dict[str, object]:
-    """The values of a preset's options; none where it cannot be read here."""
-    try:
-        has: dict[str, object] = read_settings(preset).config.flat()
-    except ConfigError:
-        return {}
-    other = flags.get("model", has["model"]) != has["model"]  # which does without some of them
-    return {n: value for n, value in has.items() if not (other and n in MODEL_DEFAULTS)}
-
-
-def _find_same_rate(flags: Mapping[str, str], has: Mapping[str, object]) -> dict[str, object]:
-    """The rate per image that comes to the preset's own rate, where the command has such a one."""
-    exponent = flags.get("base-learning-rate")
-    sizes = [flags.get(n) or has.get(n) or 1 for n in _BATCH_OPTIONS]
-    if exponent is None or has.get("base-learning-rate") is not None:
-        return {}
-    rate = 2 ** float(exponent) * prod(int(str(size)) for size in sizes)
-    own = has.get("lr")
-    same = isinstance(own, float) and isclose(rate, own, rel_tol=1e-8)
-    return {"base-learning-rate": float(exponent)} if same else {}
-
-
-def _is_same(name: str, text: str, has: Mapping[str, object]) -> bool:
-    """Whether the preset already has this value."""
-    if name not in has:
-        return False
-    own = _AUTOMATIC.get(name) if has[name] is None else has[name]
-    try:
-        return bool(parse_option_text(name, text) == own)
-    except ValueError:
-        return False
-
-
 def _build_rows(
     entries: Sequence[_Entry],
     has: Mapping[str, object],
@@ -394,7 +348,7 @@ def _build_rows(
         own = {n: t for n, t in entry.effect.flags.items() if flags.get(n) == t}
         written = {n: t for n, t in own.items() if n in taken}
         is_said = entry.source in _SAID
-        added = {n: t for n, t in written.items() if not _is_same(n, t, has)}
+        added = {n: t for n, t in written.items() if not is_same(n, t, has)}
         shown = written if is_said else {n: t for n, t in added.items() if last[n] is entry}
         if not (is_said or shown or entry.effect.variables):
             continue
