@@ -6,7 +6,7 @@ from small_ports import port, read_old_commands
 COMMANDS = [(name, text) for name, texts in read_old_commands().items() for text in texts]
 REFUSED = [text for _, text in COMMANDS if "--num-epochs 5 " in text]  # there, too: a log point
 # every second of five epochs
-COUNTS = {"tf1": 25, "tf1-benchmarks": 14, "tf2": 12, "runner": 2}
+COUNTS = {"tf1": 25, "tf1-benchmarks": 14, "tf2": 12, "runner": 2, "popart": 1}
 
 
 def test_the_list_has_them_all():

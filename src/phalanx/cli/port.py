@@ -22,7 +22,7 @@ from phalanx.cli.port_text import print_answer
 from phalanx.config.presets import is_preset
 from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.disk import write_atomically
-from phalanx.errors import ConfigError, UserError
+from phalanx.errors import ConfigError, DataError, UserError
 from phalanx.port.new_command import expand_variables, find_variables
 from phalanx.port.old_command import is_old_command
 from phalanx.port.ported import Ported, port_line
@@ -44,6 +44,7 @@ class _PortedPlan:
 
     planned: "PlannedRun | None" = None
     problem: str = ""
+    absent: tuple[str, ...] = ()  # data that should be in its folder, and is not
 
 
 @command(
@@ -102,6 +103,10 @@ def _run(args: ParsedArgs) -> int:
     if own["--run"]:
         return _run_all(answers)
     plans = [_plan(answer) for answer in answers]
+    answers = [
+        replace(answer, warnings=(*answer.warnings, *plan.absent))
+        for answer, plan in zip(answers, plans, strict=True)
+    ]
     if own["--json"]:
         facts = [_to_facts(answer, plan) for answer, plan in zip(answers, plans, strict=True)]
         print(json.dumps(facts[0] if len(facts) == 1 else facts, indent=2))
@@ -211,12 +216,20 @@ def _plan(answer: Ported) -> _PortedPlan:
 
     from phalanx.assemble.dataset_summary import plan_new_run
 
+    absent: tuple[str, ...] = ()
     try:
-        return _PortedPlan(
-            plan_new_run(args.read_settings(), without_data=True, without_torch=True)
-        )
+        try:
+            settings = args.read_settings()
+            planned = plan_new_run(settings, without_data=True, without_torch=True)
+        except DataError as error:  # the folder is there, and the data is not in it
+            if args.flags.pop("data-dir", None) is None:
+                raise
+            absent = (f"{error}; the plan goes by published counts",)
+            settings = args.read_settings()
+            planned = plan_new_run(settings, without_data=True, without_torch=True)
     except UserError as error:
         return _PortedPlan(problem=str(error))
+    return _PortedPlan(planned, absent=absent)
 
 
 def _list_plan_rows(plan: _PortedPlan) -> list[tuple[str, str]]:
