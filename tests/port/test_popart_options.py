@@ -125,6 +125,12 @@ def test_a_batch_that_only_the_code_allows_is_told(capsys):
     assert not port(capsys, f"{SCRIPT}--num-ipus 4 --batch-size 8")["warnings"]
 
 
+def test_data_that_a_folder_lacks_is_a_warning(capsys):
+    answer = port(capsys, f"{SCRIPT}--data-dir=./")
+    assert "the plan goes by published counts" in answer["warnings"][0]
+    assert answer["plan"]["total_steps"] == 46_875
+
+
 def test_help_is_ours(capsys):
     answer = port(capsys, f"{SCRIPT}--data-dir=./ --help")
     assert answer["command"] == ["phalanx", "train", "--model", "resnet20", "--help"]

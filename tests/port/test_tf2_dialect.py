@@ -296,10 +296,18 @@ def test_the_program_is_told_by_its_options(line, dialect, capsys):
         ("--logs-per-epoch=-1", "cannot be negative"),
         ("--logs-per-epoch often", "expected times per epoch"),
         ("--num-epochs", "--num-epochs: expected a value after it"),
+        ("--num-epochs $EPOCHS_NOT_SET", "set the variable, or write the value itself"),
+        ("--validation $ALSO_NOT_SET", "set the variable, or write the value itself"),
+        ("--model-name=<model>", "set the variable, or write the value itself"),
     ],
 )
 def test_a_mistake_is_told(options, message, capsys):
     assert message in refuse(capsys, options)
+
+
+def test_a_number_may_be_a_variable_that_is_set(capsys, monkeypatch):
+    monkeypatch.setenv("EPOCHS_HERE", "4")
+    assert port(capsys, "python3 train.py --num-epochs $EPOCHS_HERE")["resolved"]["epochs"] == 4
 
 
 @pytest.mark.parametrize("word", ["false", "F", "0", "no", "n", "OFF"])

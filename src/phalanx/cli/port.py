@@ -45,7 +45,7 @@ class _PortedPlan:
 
     planned: "PlannedRun | None" = None
     problem: str = ""
-    absence: str = ""  # of data, which the plan does without
+    absent: tuple[str, ...] = ()  # data that should be in its folder, and is not
 
 
 @command(
@@ -109,7 +109,7 @@ def _run(args: ParsedArgs) -> int:
         return _run_all(answers)
     plans = [_plan(answer) for answer in answers]
     answers = [
-        replace(answer, warnings=(*answer.warnings, *filter(None, [plan.absence])))
+        replace(answer, warnings=(*answer.warnings, *plan.absent))
         for answer, plan in zip(answers, plans, strict=True)
     ]
     if own["--json"]:
@@ -230,19 +230,20 @@ def _plan(answer: Ported) -> _PortedPlan:
 
     from phalanx.assemble.dataset_summary import plan_new_run
 
-    absence = ""
-    while True:
+    absent: tuple[str, ...] = ()
+    try:
         try:
             settings = args.read_settings()
             planned = plan_new_run(settings, without_data=True, without_torch=True)
-        except DataError as error:
+        except DataError as error:  # the folder is there, and the data is not in it
             if args.flags.pop("data-dir", None) is None:
-                return _PortedPlan(problem=str(error))
-            absence = f"{error}; the plan goes by published counts"
-        except UserError as error:
-            return _PortedPlan(problem=str(error))
-        else:
-            return _PortedPlan(planned, absence=absence)
+                raise
+            absent = (f"{error}; the plan goes by published counts",)
+            settings = args.read_settings()
+            planned = plan_new_run(settings, without_data=True, without_torch=True)
+    except UserError as error:
+        return _PortedPlan(problem=str(error))
+    return _PortedPlan(planned, absent=absent)
 
 
 def _list_plan_rows(plan: _PortedPlan) -> list[tuple[str, str]]:

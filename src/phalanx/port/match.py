@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import takewhile
+from os.path import expandvars
 
 from phalanx.port.table import TRUE, GivenOption, OldOption
 
@@ -74,7 +75,7 @@ def _match_option(
         del rest[: values if most_unknown is None else min(values, most_unknown)]
         return
     found.prefixes += is_prefix
-    texts = [value] if equals else _take_values(option, rest)
+    texts = [_fill_in(option, value)] if equals else _take_values(option, rest)
     written = word if equals else " ".join([word, *texts])
     if option.takes in ("one", "two", "many") and not texts:
         if not option.lacks_value:
@@ -114,6 +115,16 @@ def _find_option(dashed: str, options: Sequence[OldOption]) -> tuple[OldOption |
     return None, f"{dashed}: the old program has no such option; {way_out}", False
 
 
+def _is_worked_with(option: OldOption) -> bool:
+    """Whether a value is more than a text that is handed on."""
+    return option.type in _WANTED or bool(option.choices) or option.takes in ("bool", "bools")
+
+
+def _fill_in(option: OldOption, value: str) -> str:
+    """A value with the variables that are set, where it has to be known."""
+    return expandvars(value) if _is_worked_with(option) else value
+
+
 def _take_values(option: OldOption, rest: list[str]) -> list[str]:
     """The words after an option that are its values."""
     values: list[str] = []
@@ -121,17 +132,23 @@ def _take_values(option: OldOption, rest: list[str]) -> list[str]:
     while rest and not is_option(rest[0]) and rest[0] != "--":
         if most is not None and len(values) >= most:
             break
-        if option.takes == "bool" and rest[0].lower() not in _TRUE_WORDS + _FALSE_WORDS:
+        value = _fill_in(option, rest[0])
+        is_word = value.lower() in _TRUE_WORDS + _FALSE_WORDS or value.startswith("$")
+        if option.takes == "bool" and not is_word:
             break
-        values.append(rest.pop(0))
+        values.append(value)
+        rest.pop(0)
     return values
 
 
 def _find_wrong_value(option: OldOption, dashed: str, values: Sequence[str]) -> str:
-    """What is wrong with the values; empty where nothing is. Variables are believed."""
+    """What is wrong with the values; empty where nothing is. Text may hold variables."""
     for value in values:
         if "$" in value or value.startswith("<"):
-            continue
+            if not _is_worked_with(option):
+                continue
+            way_out = "set the variable, or write the value itself"
+            return f"{dashed} {value}: the new command depends on what it is; {way_out}"
         if option.choices and value.lower() not in [c.lower() for c in option.choices]:
             near = get_close_matches(value, option.choices, n=1)
             way_out = f"did you mean {near[0]}?" if near else f"it was {_join(option.choices)}"
