@@ -293,7 +293,7 @@ POPART = Dialect(
         "`--size` takes all sizes: 8 to 152 and x50; the code had five of them.",
         "`--data-dir` of ImageNet has train and val in it; the code looked for validation, which "
         "is found, too.",
-        "`--batch-size` is a multiple of `--num-ipus`, or a warning says so; the code only wanted one "
+        "`--batch-size` is a multiple of `--num-ipus`, or a warning says so; the code wanted one "
         "of `--replication-factor`.",
     ),
 )

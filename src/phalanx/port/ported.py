@@ -148,10 +148,7 @@ def port_line(
     for entry in entries:
         command.launch |= entry.effect.launch
         command.variables |= entry.effect.variables
-        port.warnings += [
-            text if text.startswith("-") else f"{entry.old}: {text}"
-            for text in entry.effect.warnings
-        ]
+        port.warnings += _list_warnings(entry)
     command.launch = {} if local else command.launch
     rows = _build_rows(entries, has, command, taken)
     is_known = port.config_known and not port.chosen.matched.wants_help
@@ -167,6 +164,12 @@ def port_line(
         decided=flags,
         then=tuple(words for entry in entries for words in entry.effect.then),
     )
+
+
+def _list_warnings(entry: _Entry) -> list[str]:
+    """The warnings of an effect, each with what it is about."""
+    texts = entry.effect.warnings
+    return [text if text.startswith("-") else f"{entry.old}: {text}" for text in texts]
 
 
 def _read_values(old: OldCommand, chosen: ChosenScript) -> _Port:

@@ -21,7 +21,7 @@ _HALF_SIZES = {224: 160, 380: 252}  # what half-resolution training took for the
 _FILES = (".pt", ".pth")
 
 
-def find_network(values: OldValues) -> str:
+def _find_network(values: OldValues) -> str:
     """The model by its name here."""
     name = values.text("model").lower()
     if name not in NETWORKS:
@@ -34,18 +34,18 @@ def find_network(values: OldValues) -> str:
 
 def name_network(text: str, values: OldValues) -> Effect:
     """--model under its name here."""
-    network = find_network(values)
+    network = _find_network(values)
     return Effect(flags={"model": network}, kind="kept" if network == text else None)
 
 
 def is_efficientnet(values: OldValues) -> bool:
     """Whether the network is an EfficientNet."""
-    return find_network(values).startswith("efficientnet")
+    return _find_network(values).startswith("efficientnet")
 
 
 def find_image_size(values: OldValues) -> int:
     """Height and width that the model saw: all images were scaled to the network's own."""
-    size = MODELS[find_network(values)].image_size
+    size = MODELS[_find_network(values)].image_size
     return _HALF_SIZES.get(size, size) if values.has("half-res-training") else size
 
 
