@@ -90,7 +90,7 @@ def test_an_option_has_its_effect(options, capsys):
     resolved = answer["resolved"]
     assert {name: resolved[name] for name in EFFECTS[options]} == EFFECTS[options]
     tried = [row for row in answer["options"] if row["source"] == "command"][-1]
-    assert tried["new"]
+    assert any(f"--{name}" in tried["new"] for name in EFFECTS[options])
 
 
 @pytest.mark.parametrize("options", REASONS)

@@ -16,6 +16,7 @@ from phalanx.port.table import (
     Fact,
     OldOption,
     OldValues,
+    OutcomeKind,
     Script,
     computed,
     elsewhere,
@@ -118,7 +119,7 @@ def _say_batch(text: str, values: OldValues) -> Effect:
         )
     if parts > 1 and values.text("norm-type").upper() == "BATCH":
         warnings.append(f"--batch-size {text}: statistics of batch norm are those of {own} images")
-    kind = "computed" if why else "kept"
+    kind: OutcomeKind = "computed" if why else "kept"
     return Effect(flags=flags, why=why, warnings=tuple(warnings), kind=kind)
 
 
@@ -131,7 +132,7 @@ def _say_accumulation(text: str, values: OldValues) -> Effect:
     _, count = _share_batch(values)
     parts = _count_parts(values)
     why = f"the {parts} parts of a batch, {text} times" if parts > 1 else ""
-    kind = "computed" if parts > 1 else "renamed"
+    kind: OutcomeKind = "computed" if parts > 1 else "renamed"
     return Effect(flags={"gradient-accumulation": str(count)}, why=why, kind=kind)
 
 

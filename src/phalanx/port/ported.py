@@ -324,6 +324,7 @@ def _lay_over(flags: dict[str, str], overrides: Mapping[str, str]) -> dict[str, 
     """
     rivals = {name for group in EXCLUSIVE if overrides.keys() & set(group) for name in group}
     rivals |= set(_LENGTHS) if overrides.keys() & {"steps", "epochs"} else set()
+    rivals |= {"data-dir"} if overrides.get("data") in ("generated", "synthetic") else set()
     return {n: text for n, text in flags.items() if n not in rivals} | dict(overrides)
 
 
