@@ -144,8 +144,7 @@ def port_line(
         command.flags = {**model, "help": "true"}
         taken, has = set(command.flags), {}
     else:
-        is_own = script.kind not in _OTHER_TARGETS  # its options are those of a preset
-        has = _read_preset_texts(preset) if preset and is_own else {}
+        has = _read_preset_texts(preset) if preset and script.kind not in _OTHER_TARGETS else {}
         named = any(flags.get(name) for name in _ABOUT_A_RUN)
         if named:  # it has its options: only what the command says itself is laid over them
             entries = [entry for entry in entries if entry.source in _SAID]
@@ -153,8 +152,7 @@ def port_line(
         taken = _choose_taken(options_of(command.name), flags, named=named)
         has |= _find_same_rate(flags, has)
         rest = {n: t for n, t in flags.items() if n in taken and not _is_same(n, t, has)}
-        place = _OTHER_TARGETS.get(script.kind, TARGET)
-        target = {} if named or preset is None else {place: preset}
+        target = {_OTHER_TARGETS.get(script.kind, TARGET): preset} if preset and not named else {}
         command.flags = _lay_over({**target, **_order(rest, entries)}, overrides or {})
     for entry in entries:
         command.launch |= entry.effect.launch
