@@ -286,8 +286,8 @@ def old_table(rows: Iterable[OldOption]) -> str:
         what = (default, KIND_WORDS[row.outcome.kind], row.outcome.says)
         alike.setdefault(what if row.outcome.says else (*what[:2], row.name), []).extend(names)
     for (default, kind, says), names in alike.items():
-        says = "" if f"`--{says}`" in names else says
-        lines.append(f"| {', '.join(names)} | {default} | {kind} | {says} |")
+        why = "" if f"`--{says}`" in names else says
+        lines.append(f"| {', '.join(names)} | {default} | {kind} | {why} |")
     return "\n".join(lines)
 
 

@@ -124,10 +124,17 @@ def test_help_after_the_dashes_belongs_to_the_old_command(capsys):
 
 
 def test_an_answer_needs_no_torch():
+    words = [*OLD.split(), "--shards", "2", "--gradient-accumulation-count", "2"]
     code = (
         "import sys; from phalanx.cli.main import main; "
-        f"code = main(['port', '--', *{OLD.split()!r}]); "
+        f"code = main(['port', '--', *{words!r}]); "
         "sys.exit(code or any(name in sys.modules for name in ('torch', 'cv2')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_mistake_in_a_script_is_located(capsys, tmp_path):
+    (tmp_path / "run.sh").write_text(f"{OLD}\n\n{OLD} --zebra\n")
+    assert main(["port", "--file", "run.sh"]) == 2
+    assert "phalanx port: line 3: --zebra: the old program" in capsys.readouterr().err

@@ -12,8 +12,8 @@ COMMANDS = [text for texts in read_old_commands().values() for text in texts]
 SHRUNK = {
     "train": "--data generated --iterations 10 --steps 10 --image-size 32 --batch-size 4 "
     "--gradient-accumulation 4 --replicas 2 --ckpts-per-epoch 1 --workers 0 --device cpu "
-    "--run-dir R",
-    "validate": "--image-size 32 --workers 0 --device cpu",
+    "--precision 32.32 --run-dir R",
+    "validate": "--batch-size 1 --image-size 32 --workers 0 --device cpu --precision 32.32",
 }
 MADE = "train --steps 2 --batch-size 4 --validation false --device cpu --run-dir"
 PATHS = r"generated_checkpoints_dir_path|logs/\S+"
@@ -32,6 +32,7 @@ def test_a_command_runs_when_shrunk(text, capsys, monkeypatch, tmp_path):
     if re.search(PATHS, text):
         run = make_run(tmp_path / "made")
         text = re.sub(PATHS, str(run), text)
+        capsys.readouterr()
     text = re.sub(r"--data-dir \S+|my_config", lambda m: "" if "-" in m[0] else "demo", text)
     text = text.replace("--repeat 10", "--repeat 2")
     (tmp_path / "old.sh").write_text(text)

@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -19,13 +20,12 @@ from phalanx.cli.command import (
     parse_args,
 )
 from phalanx.cli.port_text import print_answer
-from phalanx.config.presets import is_preset
 from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.disk import write_atomically
 from phalanx.errors import ConfigError, DataError, UserError
 from phalanx.port.new_command import expand_variables, find_variables
 from phalanx.port.old_command import is_old_command
-from phalanx.port.ported import Ported, port_line
+from phalanx.port.ported import Ported, has_preset, port_line
 from phalanx.port.table import TARGET
 from phalanx.port.words import OldLine, read_text_lines, read_words
 
@@ -57,7 +57,11 @@ class _PortedPlan:
         metavar="-- COMMAND",
     ),
     Argument("--file", "A script to read the old commands from."),
-    Argument("--dialect", "Which program it is for: tf1, ...  [told by its script and options]"),
+    Argument(
+        "--dialect",
+        "Which program it is for: lightning, pytorch, tf1, tf2 or popart.  [told by its script and "
+        "options]",
+    ),
     Argument("--run", "Run the new command.", switch=True),
     Argument("--local", "Leave hosts out: everything runs on this machine.", switch=True),
     Argument("--save", "Write the options of a training command to this YAML file."),
@@ -87,17 +91,17 @@ def _run(args: ParsedArgs) -> int:
         raise ConfigError("--json: is for the answer, --run for the run; give one of them")
     lines, skipped = _read_lines(own, old_words)
     overrides = {SPELLINGS[name]: text for name, text in own.flags.items()}
-    answers = [
-        port_line(
-            line,
-            _list_flags,
-            dialect=own["--dialect"],
-            overrides=overrides,
-            local=own["--local"],
-        )
-        for line in lines
-    ]
-    answers = [_add_absences(answer) for answer in answers]
+    answers = []
+    for line in lines:
+        with _placed(line, one_of=len(lines)):
+            answer = port_line(
+                line,
+                _list_flags,
+                dialect=own["--dialect"],
+                overrides=overrides,
+                local=own["--local"],
+            )
+        answers.append(_add_absences(answer))
     if own["--save"]:
         _save(own["--save"], answers)
     if own["--run"]:
@@ -117,6 +121,15 @@ def _run(args: ParsedArgs) -> int:
     for text in skipped:
         print(f"left out: {text}", file=sys.stderr)
     return 0
+
+
+@contextmanager
+def _placed(line: OldLine, *, one_of: int) -> Iterator[None]:
+    """A block whose mistakes are told with the line of the command, where there are several."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"line {line.line}: {error}" if one_of > 1 else str(error)) from None
 
 
 def _split_own_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -184,7 +197,7 @@ def _list_flags(name: str) -> Collection[str]:
 def _add_absences(answer: Ported) -> Ported:
     """The answer with warnings about data and runs that are not here."""
     flags, environment = answer.command.flags, {**answer.command.variables, **os.environ}
-    about_run = answer.command.name in ("validate", "average") and not is_preset(
+    about_run = answer.command.name in ("validate", "average") and not has_preset(
         flags.get(TARGET, "")
     )
     names = [*_ABOUT_A_RUN, *([TARGET] if about_run else [])]
@@ -203,7 +216,7 @@ def _plan(answer: Ported) -> _PortedPlan:
     flags = answer.command.flags
     if answer.command.name != "train" or not flags.keys().isdisjoint({*_ABOUT_A_RUN, "help"}):
         return _PortedPlan()
-    if answer.config and not is_preset(flags[TARGET]):  # which a warning says
+    if answer.config and not has_preset(flags[TARGET]):  # which a warning says
         return _PortedPlan()
     _list_flags("train")
     environment = {**answer.command.variables, **os.environ}

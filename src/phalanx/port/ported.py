@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isclose, prod
 
-from phalanx.config.presets import is_preset
+from phalanx.config.presets import find_preset
 from phalanx.config.read import EXCLUSIVE, read_settings
 from phalanx.config.schema import OPTIONS
 from phalanx.config.text import parse_option_text
@@ -225,17 +225,24 @@ def _choose_preset(port: _Port) -> str | None:
     name, dialect = port.config_name, port.chosen.dialect
     if not name:
         return port.chosen.script.preset(port.values)
-    own = dialect.presets.get(name)
-    for choice in (own, name):
-        if choice and is_preset(choice):
-            return choice
+    if has_preset(name):
+        return name
     if not port.config_known:
         port.warnings.append(
             f"--config {name}: no preset is called that here; `phalanx port --configs configs.yml` "
             "turns the entries of that file into presets"
         )
         return name
-    return own or port.chosen.script.preset(port.values)
+    return dialect.presets.get(name) or port.chosen.script.preset(port.values)
+
+
+def has_preset(name: str) -> bool:
+    """Whether a preset or a file is found by that name, an old one included."""
+    try:
+        find_preset(name)
+    except ConfigError:
+        return False
+    return True
 
 
 def _list_entries(port: _Port) -> list[_Entry]:
