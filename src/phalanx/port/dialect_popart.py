@@ -60,8 +60,7 @@ def _count_stages(values: OldValues) -> int:
 def _say_batch(text: str, values: OldValues) -> Effect:
     images, replicas = _count_pass(values), values.whole("replication-factor", 1)
     why = f"{text} images over {replicas} replicas" if replicas > 1 else ""
-    kind = "computed" if replicas > 1 else "kept"
-    return Effect(flags={"batch-size": str(images)}, why=why, kind=kind)
+    return Effect(flags={"batch-size": str(images)}, why=why, kind=None if why else "kept")
 
 
 def _say_devices(text: str, values: OldValues) -> Effect:
