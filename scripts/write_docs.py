@@ -278,13 +278,16 @@ def dialect_section(dialect: Dialect) -> str:
 def old_table(rows: Iterable[OldOption]) -> str:
     """Options, what each is without a value, and what becomes of it."""
     lines = ["| option | default there | here | how or why |", "|---|---|---|---|"]
+    alike: dict[tuple[str, str, str], list[str]] = {}  # options with one fate share a line
     for row in rows:
-        names = ", ".join(f"`{'-' if n in SHORT else '--'}{n}`" for n in row.names)
+        names = [f"`{'-' if n in SHORT else '--'}{n}`" for n in row.names]
         default = row.default or ""
         default = "depends" if callable(default) else default.replace("false", "off")
-        lines.append(
-            f"| {names} | {default} | {KIND_WORDS[row.outcome.kind]} | {row.outcome.says} |"
-        )
+        what = (default, KIND_WORDS[row.outcome.kind], row.outcome.says)
+        alike.setdefault(what if row.outcome.says else (*what[:2], row.name), []).extend(names)
+    for (default, kind, says), names in alike.items():
+        why = "" if f"`--{says}`" in names else says
+        lines.append(f"| {', '.join(names)} | {default} | {kind} | {why} |")
     return "\n".join(lines)
 
 

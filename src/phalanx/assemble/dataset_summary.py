@@ -15,13 +15,7 @@ from phalanx.errors import ConfigError
 from phalanx.plan.machine_choice import choose_machine, settle_replicas
 from phalanx.plan.model import build_variant, choose_image_size
 from phalanx.plan.pipeline import choose_starts, count_stages, is_sharded, list_cuts, needs_cuts
-from phalanx.plan.plan import (
-    DatasetCounts,
-    Plan,
-    count_global_batch,
-    count_run_length,
-    make_plan,
-)
+from phalanx.plan.plan import DatasetCounts, Plan, count_global_batch, count_run_length, make_plan
 from phalanx.plan.preset_fit import fit_averaging, fit_schedule
 from phalanx.plan.schedule import count_start
 from phalanx.units import RunLength, format_plural, parse_pair

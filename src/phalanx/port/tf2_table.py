@@ -135,10 +135,6 @@ def _say_unstable(text: str, values: OldValues) -> Effect:
     return Effect(flags={"disable-stable-batchnorm": unstable}, why=why)
 
 
-def _say_tags(text: str, values: OldValues) -> Effect:
-    return Effect(flags={"wandb-tags": text}, kind="kept")
-
-
 def _say_pipeline_schedule(text: str, values: OldValues) -> Effect:
     if not values.many("pipeline-splits"):
         return Effect(why="only a pipeline uses it", kind="nothing")
@@ -146,8 +142,9 @@ def _say_pipeline_schedule(text: str, values: OldValues) -> Effect:
 
 
 _DATA_TABLE = (
-    OldOption("dataset", computed(_say_data, "--data"), choices=tf2.DATA_NAMES, default="cifar10"),
-    OldOption("dataset-path", computed(_say_folder, "--data-dir")),
+    OldOption("dataset", Outcome("renamed", _say_data, "--data"), choices=tf2.DATA_NAMES,
+              default="cifar10"),
+    OldOption("dataset-path", Outcome("renamed", _say_folder, "--data-dir")),
     OldOption("synthetic-data", computed(_say_noise, "--data generated or synthetic"),
               choices=tuple(_PLACES)),
     bool_row("eight-bit-transfer", renamed("eight-bit-io")),
@@ -162,8 +159,8 @@ _DATA_TABLE = (
     whole_row("prefetch-depth", elsewhere("the next batches are copied while the device works")),
 )  # fmt: skip
 _MODEL_TABLE = (
-    OldOption("model-name", computed(tf2.name_network, "--model"), choices=tuple(tf2.NETWORKS),
-              default="toy_model"),
+    OldOption("model-name", Outcome("renamed", tf2.name_network, "--model"),
+              choices=tuple(tf2.NETWORKS), default="toy_model"),
     OldOption("norm-layer", computed(params.say_norm, "--norm-type and its options"),
               default="{name: custom_batch_norm, momentum: 0.97}"),
     bool_row("stable-norm", computed(_say_unstable, "--disable-stable-batchnorm, if it is off"),
@@ -182,16 +179,17 @@ _TRAINING_TABLE = (
     bool_row("training", kept(), default="true"),
     whole_row("micro-batch-size", renamed("batch-size"), default="1"),
     whole_row("gradient-accumulation-count",
-              computed(tf2.say_accumulation, "--gradient-accumulation"), default="1"),
+              Outcome("renamed", tf2.say_accumulation, "--gradient-accumulation"), default="1"),
     whole_row("global-batch-size", computed(tf2.say_global_batch, "--gradient-accumulation")),
-    whole_row("num-replicas", computed(tf2.say_replicas, "--replicas"), default="1"),
-    whole_row("num-epochs", computed(tf2.say_epochs, "--epochs"), default="1"),
+    whole_row("num-replicas", Outcome("renamed", tf2.say_replicas, "--replicas"), default="1"),
+    whole_row("num-epochs", Outcome("renamed", tf2.say_epochs, "--epochs"), default="1"),
     whole_row("weight-updates-per-epoch", computed(tf2.say_updates, "--steps, or --iterations")),
     OldOption("optimizer", computed(params.say_optimizer, "--optimizer"),
               choices=("sgd", "lars", "rmsprop"), default="sgd"),
     OldOption("optimizer-params", computed(params.say_optimizer_params, "an option for each"),
               default="{momentum: 0}"),
-    number_row("loss-scaling", computed(params.say_loss_scaling, "--loss-scaling; 0 is 1 here"),
+    number_row("loss-scaling",
+               Outcome("kept", params.say_loss_scaling, "0, which was none, is 1 here"),
                default="0"),
     bool_row("auto-loss-scaling", kept("with any optimizer and schedule")),
     number_row("weight-decay", kept(_NO_DECAY), default="0"),
@@ -206,22 +204,24 @@ _TRAINING_TABLE = (
     number_row("label-smoothing", kept("over all classes")),
 )  # fmt: skip
 _EVENT_TABLE = (
-    OldOption("logs-per-epoch", computed(tf2.say_logs, "--logs-per-epoch, --device-iterations"),
+    OldOption("logs-per-epoch",
+              Outcome("kept", tf2.say_logs, "with --device-iterations, where it is many steps"),
               default="1"),
-    OldOption("ckpts-per-epoch", computed(tf2.say_checkpoints, "--ckpts-per-epoch"), default="1"),
+    OldOption("ckpts-per-epoch", Outcome("kept", tf2.say_checkpoints), default="1"),
     number_row("first-ckpt-epoch", kept()),
     OldOption("checkpoint-input-dir", computed(_say_input_folder, "`phalanx validate DIR --all`")),
     OldOption("checkpoint-output-dir", renamed("run-dir", why="checkpoints/ in it has them")),
     bool_row("ckpt-all-instances", nothing(_FIRST_RANK)),
     bool_row("clean-dir", nothing("a run keeps its checkpoints; --keep says how many")),
-    bool_row("validation", computed(_say_validation, "--validation-mode"), default="true"),
+    bool_row("validation", Outcome("renamed", _say_validation, "--validation-mode"),
+             default="true"),
     whole_row("validation-micro-batch-size", renamed("valid-batch-size")),
     whole_row("validation-num-replicas", elsewhere("all devices there are share the images")),
     bool_row("pipeline-validation-model", kept()),
     bool_row("mlperf-logging", nothing("a run's records have the same figures")),
     bool_row("wandb", kept()),
     OldOption("wandb-run-name", kept()),
-    OldOption("wandb-tags", computed(_say_tags, "--wandb-tags"), takes="many"),
+    OldOption("wandb-tags", kept(), takes="many"),
     bool_row("sweep", elsewhere("`phalanx sweep FILE` searches by itself")),
     number_row("target-accuracy", elsewhere("a goal of `phalanx sweep`")),
 )  # fmt: skip
@@ -231,7 +231,7 @@ _MACHINE_TABLE = (
               choices=("ON", "OFF", "RI"), default="ON"),
     bool_row("half-partials", kept(), default="false"),
     bool_row("recomputation", renamed("enable-recompute"), default="false"),
-    OldOption("pipeline-splits", computed(_say_splits, "--pipeline-splits"), takes="many"),
+    OldOption("pipeline-splits", Outcome("kept", _say_splits), takes="many"),
     OldOption("pipeline-schedule", computed(_say_pipeline_schedule, "--pipeline-schedule"),
               choices=("Grouped", "Interleaved", "Sequential"), default="Grouped"),
     OldOption("device-mapping", computed(_say_mapping, "--shards 1 where all are the same"),
