@@ -1,14 +1,15 @@
-"""What the preset that a new command begins with already says."""
+"""What a preset already has, and what is laid over it."""
 
 from collections.abc import Mapping
 from math import isclose, prod
 
 from phalanx.config.presets import find_preset
-from phalanx.config.read import MODEL_DEFAULTS, read_settings
+from phalanx.config.read import EXCLUSIVE, MODEL_DEFAULTS, read_settings
 from phalanx.config.text import parse_option_text
 from phalanx.errors import ConfigError
 
 _BATCH_OPTIONS = ("batch-size", "gradient-accumulation", "replicas")
+_LENGTHS = ("warmup-epoch", "lr-decay-length", "lr-decay-period", "lr-epoch-decay")
 _AUTOMATIC = {"gradient-accumulation": 1}  # what an option is that nobody gave
 
 
@@ -21,14 +22,17 @@ def has_preset(name: str) -> bool:
     return True
 
 
-def read_preset_values(preset: str, flags: Mapping[str, str]) -> dict[str, object]:
-    """The values of a preset's options; none where it cannot be read here."""
+def read_preset_values(preset: str, model: str | None) -> dict[str, object]:
+    """The values of a preset's options; none where it cannot be read here.
+
+    model: of the command; another one than the preset's does without some of its options.
+    """
     try:
         has: dict[str, object] = read_settings(preset).config.flat()
     except ConfigError:
         return {}
-    other = flags.get("model", has["model"]) != has["model"]  # which does without some of them
-    return {n: value for n, value in has.items() if not (other and n in MODEL_DEFAULTS)}
+    left_out = () if model in (None, has["model"]) else MODEL_DEFAULTS
+    return {name: value for name, value in has.items() if name not in left_out}
 
 
 def find_same_rate(flags: Mapping[str, str], has: Mapping[str, object]) -> dict[str, object]:
@@ -43,7 +47,7 @@ def find_same_rate(flags: Mapping[str, str], has: Mapping[str, object]) -> dict[
     return {"base-learning-rate": float(exponent)} if same else {}
 
 
-def is_same(name: str, text: str, has: Mapping[str, object]) -> bool:
+def is_same_value(name: str, text: str, has: Mapping[str, object]) -> bool:
     """Whether the preset already has this value."""
     if name not in has:
         return False
@@ -52,3 +56,14 @@ def is_same(name: str, text: str, has: Mapping[str, object]) -> bool:
         return bool(parse_option_text(name, text) == own)
     except ValueError:
         return False
+
+
+def lay_over(flags: dict[str, str], overrides: Mapping[str, str]) -> dict[str, str]:
+    """The flags under options of ours; what these exclude is left out.
+
+    In a run of another length, the preset's warm-up counts, which is shortened where it must be.
+    """
+    rivals = {name for group in EXCLUSIVE if overrides.keys() & set(group) for name in group}
+    rivals |= set(_LENGTHS) if overrides.keys() & {"steps", "epochs"} else set()
+    rivals |= {"data-dir"} if overrides.get("data") in ("generated", "synthetic") else set()
+    return {n: text for n, text in flags.items() if n not in rivals} | dict(overrides)
