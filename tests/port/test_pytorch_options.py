@@ -40,7 +40,7 @@ EFFECTS = {  # options of a command, the last of them the one that is tried, and
     "--disable-stable-batchnorm": {"disable-stable-batchnorm": True},
     "--validation-mode none": {"validation-mode": "none"},
     "--validation-mode during --validation-frequency 2": {"validation-frequency": "2"},
-    "--validation-mode during": {"validation-frequency": "4"},
+    "--validation-mode during": {"validation-mode": "during", "validation-frequency": "4"},
     "--disable-metrics": {"disable-metrics": True},
     "--enable-recompute": {"enable-recompute": True},
     "--recompute-mode auto": {"enable-recompute": True},
