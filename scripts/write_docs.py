@@ -1,6 +1,7 @@
-"""Write what is generated: five pages of docs/ and the sizes of the models."""
+"""Write what is generated: six pages of docs/ and the sizes of the models."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ from phalanx.config.read import read_settings
 from phalanx.config.schema import OPTIONS, Option
 from phalanx.models.cost import count_size
 from phalanx.plan.pipeline import count_stages
+from phalanx.port.dialect_runner import RUNNER
+from phalanx.port.dialects import DIALECTS
+from phalanx.port.launchers import LAUNCHERS
+from phalanx.port.table import KIND_WORDS, Dialect, OldOption
 from phalanx.units import format_si
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -45,6 +50,37 @@ maths: `train --fork RUN` starts a new run with it.
 
 This page is written from the schema: `make docs`.
 """
+SHORT = ("v", "vv", "H", "np", "n", "c", "x", "d", "N", "bind-to", "map-by")  # with one dash
+PORT_HEAD = """# Bring your old command
+
+`phalanx port` takes a command line of one of the older applications and prints the one that does
+the same here, what became of each option, and the plan. Nothing runs, and nothing is written.
+
+```sh
+phalanx port -- python3 train.py --config mk2_resnet50_gn_16ipus --data-dir DATA
+```
+
+The old command may be separate words after `--`, one quoted text, standard input, or a script with
+several commands (`--file run.sh`). Variables, `poprun`, `mpirun` and `gc-profile` before it, line
+continuations, `--option=value` and prefixes such as `--epoch` are understood.
+
+| flag | what it does |
+|---|---|
+| `--run` | runs the new command |
+| `--local` | leaves hosts out: replicas and stages fold onto the devices of this machine |
+| `--save FILE` | writes the options as YAML, for `phalanx train FILE` |
+| `--json` | prints the answer for a program: command, rows, warnings, plan, all resolved options |
+| `--dialect NAME` | says which program a command is for, where its script and options do not |
+
+Any option of ours before `--` is laid over the result: `phalanx port --run --steps 10 --data
+generated -- python3 train.py ...` tries ten steps of it.
+
+The new command begins with the preset that is nearest, and has only what differs from it. Defaults
+of the older program that differ from the preset's are options of the new command, too. Data, runs
+and presets that are not here give a warning; a command that could not start says why in the plan's
+place.
+
+This page is written from the tables that `phalanx port` goes by: `make docs`."""
 MODELS_HEAD = """# Models
 
 `phalanx models ls` prints this table, `phalanx models show NAME` the units of one model.
@@ -206,6 +242,55 @@ def old_preset_row(preset: Preset) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
+def port_page() -> str:
+    """docs/port.md: what becomes of every option of the older programs."""
+    launchers = {name: rows for name, rows in LAUNCHERS.items() if name != "mpiexec"}
+    parts = [
+        PORT_HEAD,
+        "## Launchers\n\nOne host needs none: `phalanx train` starts a process for "
+        "each device. Lines that name hosts\nbecome `phalanx launch`.",
+    ]
+    parts += [f"### {name}\n\n{old_table(rows)}" for name, rows in launchers.items()]
+    parts += [dialect_section(dialect) for dialect in (*DIALECTS.values(), RUNNER)]
+    return "\n\n".join(parts) + "\n"
+
+
+def dialect_section(dialect: Dialect) -> str:
+    """A program: where its README and code differ, and the options of its scripts."""
+    known = f" (`--dialect {dialect.name}`)" if dialect.name in DIALECTS else ""
+    parts = [f"## {dialect.title[0].upper()}{dialect.title[1:]}{known}"]
+    if dialect.conflicts:
+        decided = "\n".join(f"- {text}" for text in dialect.conflicts)
+        parts.append(f"Where its README and its code differ, the README counts:\n\n{decided}")
+    if dialect.configs:
+        parts.append(
+            "Configurations known by name: " + ", ".join(f"`{c}`" for c in dialect.configs) + "."
+        )
+    seen: set[OldOption] = set()
+    for name, script in dialect.scripts.items():
+        rows = [row for row in script.options if row not in seen]
+        also = " (and the options above)" if len(rows) < len(script.options) else ""
+        seen |= set(rows)
+        parts.append(f"### `{name}`{also}\n\n{old_table(rows)}")
+    return "\n\n".join(parts)
+
+
+def old_table(rows: Iterable[OldOption]) -> str:
+    """Options, what each is without a value, and what becomes of it."""
+    lines = ["| option | default there | here | how or why |", "|---|---|---|---|"]
+    alike: dict[tuple[str, str, str], list[str]] = {}  # options with one fate share a line
+    for row in rows:
+        names = [f"`{'-' if n in SHORT else '--'}{n}`" for n in row.names]
+        default = row.default or ""
+        default = "depends" if callable(default) else default.replace("false", "off")
+        what = (default, KIND_WORDS[row.outcome.kind], row.outcome.says)
+        alike.setdefault(what if row.outcome.says else (*what[:2], row.name), []).extend(names)
+    for (default, kind, says), names in alike.items():
+        why = "" if f"`--{says}`" in names else says
+        lines.append(f"| {', '.join(names)} | {default} | {kind} | {why} |")
+    return "\n".join(lines)
+
+
 def bench_page(folder: Path = BENCH) -> str:
     """docs/bench/README.md: the pages of prose, then every file of results, newest first."""
     described = json.loads((folder / "pages.json").read_text(encoding="utf-8"))
@@ -346,4 +431,5 @@ if __name__ == "__main__":
     write(DOCS / "models.md", models_page())
     write(DOCS / "other-trainers.md", other_trainers_page())
     write(DOCS / "old-configs.md", old_presets_page())
+    write(DOCS / "port.md", port_page())
     write(BENCH / "README.md", bench_page())

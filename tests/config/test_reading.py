@@ -215,3 +215,13 @@ def test_flags_go_on_top_of_a_stored_config():
 def test_a_stored_config_with_strange_options_says_where():
     with pytest.raises(ConfigError, match=r"runs/a/config.yaml: flavour: no such option"):
         read_stored_settings({"flavour": 1}, flags={}, where="runs/a/config.yaml", name="a")
+
+
+@pytest.mark.parametrize("flag", [("lr-per-image", "0.001"), ("base-learning-rate", "-10")])
+def test_a_run_whose_rate_grows_with_the_batch_is_read_again(flag):
+    name, text = flag
+    config = read_settings("demo", {name: text}).config
+    again = read_stored_settings(config.flat(), flags={}, where="runs/a", name="a").config
+    assert again == config
+    lower = read_stored_settings(config.flat(), flags={"lr": "0.5"}, where="runs/a", name="a")
+    assert (lower.config.schedule.lr, lower.config.flat()[name]) == (0.5, None)

@@ -5,37 +5,27 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
-from phalanx.data.formats.detect import count_ignored, describe_found, locate_dataset
-from phalanx.data.formats.image_file import ReadLimits
-from phalanx.data.formats.index import IndexedSource
-from phalanx.data.formats.sources import Source, Split, ValSplit, open_source
-from phalanx.data.layouts.listing import LayoutOptions
-from phalanx.data.loading.reader import InputSpec
-from phalanx.data.transforms.transform import CENTRE_SHARE, TransformSpec
-from phalanx.data.verify.manifest import find_manifest
 from phalanx.errors import ConfigError
 from phalanx.plan.machine_choice import choose_machine, settle_replicas
 from phalanx.plan.model import build_variant, choose_image_size
-from phalanx.plan.order import Order
 from phalanx.plan.pipeline import choose_starts, count_stages, is_sharded, list_cuts, needs_cuts
-from phalanx.plan.plan import (
-    DatasetCounts,
-    Plan,
-    count_global_batch,
-    count_run_length,
-    make_plan,
-)
+from phalanx.plan.plan import DatasetCounts, Plan, count_global_batch, count_run_length, make_plan
 from phalanx.plan.preset_fit import fit_averaging, fit_schedule
 from phalanx.plan.schedule import count_start
 from phalanx.units import RunLength, format_plural, parse_pair
+
+if TYPE_CHECKING:  # at run time where they are needed: a plan without data does without them
+    from phalanx.data.formats.image_file import ReadLimits
+    from phalanx.data.formats.sources import Source, Split
+    from phalanx.data.layouts.listing import LayoutOptions
+    from phalanx.data.loading.reader import InputSpec
+    from phalanx.data.transforms.transform import TransformSpec
 
 MADE_UP = ("generated", "synthetic")
 CHOSEN_ORIGIN = "chosen"  # of what is found out when a run is made, and stored with it
@@ -61,6 +51,11 @@ def inspect_dataset(config: Config) -> DatasetSummary:
     """Count images and classes and take fingerprints."""
     if config.data.data in MADE_UP:
         return summarise_made_up(config)
+    from phalanx.data.formats.detect import count_ignored
+    from phalanx.data.formats.index import IndexedSource
+    from phalanx.data.formats.sources import ValSplit, open_source
+    from phalanx.data.verify.manifest import find_manifest
+
     splits: tuple[Split, ...] = ("train", "valid")
     (data, folder), layout = _locate_data(config), build_layout_options(config)
     wanted = config.data.val_split
@@ -94,6 +89,8 @@ def inspect_dataset(config: Config) -> DatasetSummary:
 
 def _describe_data(config: Config, valid_images: int) -> Iterator[str]:
     """How a folder is understood, and what --val-split made of it."""
+    from phalanx.data.formats.detect import describe_found
+
     data, folder = _locate_data(config)
     if folder is not None and (
         text := describe_found(data, Path(folder).expanduser(), build_layout_options(config))
@@ -109,12 +106,16 @@ def _locate_data(config: Config) -> tuple[str, str | None]:
     data, folder = config.data.data, config.data.data_dir
     if folder is None:
         return data, None
+    from phalanx.data.formats.detect import locate_dataset
+
     data, place = locate_dataset(data, Path(folder).expanduser(), build_layout_options(config))
     return data, str(place)
 
 
-def build_layout_options(config: Config) -> LayoutOptions:
+def build_layout_options(config: Config) -> "LayoutOptions":
     """How a folder of images is to be understood."""
+    from phalanx.data.layouts.listing import LayoutOptions
+
     data = config.data
     return LayoutOptions(
         rule=data.listing_rule,
@@ -124,13 +125,17 @@ def build_layout_options(config: Config) -> LayoutOptions:
     )
 
 
-def _find_image_bytes(source: Source) -> float | None:
+def _find_image_bytes(source: "Source") -> float | None:
     """How large a stored image is in the mean, where an index knows; bad ones have no size."""
-    sizes = source.index.sizes if isinstance(source, IndexedSource) else np.zeros(0)
+    from phalanx.data.formats.index import IndexedSource
+
+    if not isinstance(source, IndexedSource):
+        return None
+    sizes = source.index.sizes
     return float(sizes[sizes > 0].mean()) if (sizes > 0).any() else None
 
 
-def _has_boxes(source: Source) -> bool:
+def _has_boxes(source: "Source") -> bool:
     """Whether any image has a box around its object."""
     index = getattr(source, "index", None)  # of a plugin: maybe none, and yet boxes
     return hasattr(source, "box") if index is None else index.boxes is not None
@@ -185,8 +190,13 @@ def plan_run(settings: Settings, *, without_data: bool = False) -> tuple[Plan, D
     return plan, dataset
 
 
-def plan_new_run(settings: Settings, *, without_data: bool = False) -> PlannedRun:
-    """The same with the settings that a new run stores: what a preset brought fits the run."""
+def plan_new_run(
+    settings: Settings, *, without_data: bool = False, without_torch: bool = False
+) -> PlannedRun:
+    """The same with the settings that a new run stores: what a preset brought fits the run.
+
+    without_torch: where stages begin is left open if nobody said it, because choosing needs torch.
+    """
     settings = settle_replicas(settings)
     config = settings.config
     missing = DATASETS[config.data.data].needs_folder and config.data.data_dir is None
@@ -199,7 +209,7 @@ def plan_new_run(settings: Settings, *, without_data: bool = False) -> PlannedRu
         fitted = replace(fitted, notes=(*fitted.notes, note))
     if needs_cuts(config):
         plan_settings(fitted, dataset.counts)  # refuses what is wrong without importing torch
-        fitted = choose_cuts(fitted, dataset.counts)
+        fitted = fitted if without_torch else choose_cuts(fitted, dataset.counts)
     return PlannedRun(fitted, plan_settings(fitted, dataset.counts), dataset)
 
 
@@ -282,6 +292,13 @@ def fit_settings(settings: Settings, counts: DatasetCounts) -> Settings:
     )
 
 
+def _find_centre_share() -> float:
+    """What a score sees of the short side, where a checkpoint does not say."""
+    from phalanx.data.transforms.transform import CENTRE_SHARE
+
+    return CENTRE_SHARE
+
+
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
     """How pixels become the model's input; travels with the weights."""
@@ -290,7 +307,7 @@ class Preprocessing:
     augment: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    eval_crop: float = CENTRE_SHARE
+    eval_crop: float = field(default_factory=_find_centre_share)
     normalization: str = "mean-std"
     exif_orientation: bool = False  # as checkpoints of before have it, which do not say
 
@@ -303,8 +320,10 @@ class Preprocessing:
         return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     @property
-    def transform(self) -> TransformSpec:
+    def transform(self) -> "TransformSpec":
         """What happens to images that are scored."""
+        from phalanx.data.transforms.transform import TransformSpec
+
         return TransformSpec(augment=self.augment, eval_crop=self.eval_crop)
 
 
@@ -327,13 +346,19 @@ def choose_normalization(config: Config) -> str:
     return "none" if config.data.normalization_location == "none" else config.augment.normalization
 
 
-def build_read_limits(config: Config) -> ReadLimits:
+def build_read_limits(config: Config) -> "ReadLimits":
     """How large an image of this run may be."""
+    from phalanx.data.formats.image_file import ReadLimits
+
     return ReadLimits(max_file_mib=config.data.max_file_mib, max_pixels=config.data.max_pixels)
 
 
-def build_input_spec(config: Config, plan: Plan) -> InputSpec:
+def build_input_spec(config: Config, plan: Plan) -> "InputSpec":
     """How this run's batches are made."""
+    from phalanx.data.loading.reader import InputSpec
+    from phalanx.data.transforms.transform import TransformSpec
+    from phalanx.plan.order import Order
+
     options, (data, data_dir) = config.augment, _locate_data(config)
     return InputSpec(
         data=data,

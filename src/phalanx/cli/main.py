@@ -53,10 +53,12 @@ COMMANDS = {  # name: (module, what it does)
     "bench overhead": ("bench", "compare training with a bare PyTorch loop"),
     "bench determinism": ("bench", "measure what --determinism costs"),
     "bench engines": ("bench_engines", "compare --engine lightning with the native loop"),
+    "port": ("port", "turn a command of an older program into one of ours, and run it"),
     "launch": ("launch", "start a command on several hosts, or write a job for a scheduler"),
     "port weights": ("port_weights", "turn weights of an older program into ours"),
     "doctor": ("doctor", "check what this machine has and what is missing"),
 }
+_TAKES_ANY_WORD = ("port",)  # commands whose first word may be anything
 _AGAIN = "run the same command again to continue"
 _GO_ON: dict[
     str | None, str
@@ -87,7 +89,7 @@ def _run_to_exit_code(name: str | None, words: list[str]) -> int:
     """Run one command, and turn whatever it raises into a message and a code."""
     try:
         with cleaned_output(), bug_reports():
-            return _run_command(name, words)
+            return run_command(name, words)
     except (UserError, Stopped, Bug) as error:
         _print_error(name, str(error))
         return error.exit_code
@@ -117,11 +119,12 @@ def _names_group(words: Sequence[str]) -> bool:
     `bench` is also a command itself, which takes flags alone.
     """
     is_group = any(name.startswith(f"{words[0]} ") for name in COMMANDS)
+    is_group = is_group and words[0] not in _TAKES_ANY_WORD
     return is_group and not any(word.startswith("-") for word in words[1:2])
 
 
-def _run_command(name: str | None, words: list[str]) -> int:
-    """Run one command, or show what there is."""
+def run_command(name: str | None, words: list[str]) -> int:
+    """Run one command, or show what there is; errors are raised."""
     if name is None:
         return _show_overview(words)
     module, _ = COMMANDS[name]
@@ -129,7 +132,8 @@ def _run_command(name: str | None, words: list[str]) -> int:
     from phalanx.cli.command import REGISTERED, ParsedArgs, parse_args
 
     command = REGISTERED[name]
-    if any(word in ("--help", "-h") for word in words):
+    own = words[: words.index("--")] if command.takes_command and "--" in words else words
+    if any(word in ("--help", "-h") for word in own):
         from phalanx.cli.help import show_command_help
 
         show_command_help(command, words)

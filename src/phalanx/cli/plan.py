@@ -136,7 +136,7 @@ def _run(args: ParsedArgs) -> None:
         }
         print(json.dumps(everything, indent=2))
         return
-    rows = _list_rows(settings, plan, found, dataset)
+    rows = list_plan_rows(settings, plan, found, dataset)
     for name, text in [*rows, *(describe_run(measured) if measured else [])]:
         print(f"{name:<14}{text}")
     for point in points:
@@ -179,10 +179,13 @@ def _read_steps(text: str | None) -> list[int]:
     return [int(word) for word in words]
 
 
-def _list_rows(
+def list_plan_rows(
     settings: Settings, plan: "Plan", found: _Prediction | str | None, dataset: "DatasetSummary"
 ) -> list[tuple[str, str]]:
-    """The plan in words and a curve, by name."""
+    """The plan in words and a curve, by name.
+
+    found: what needs the model itself, why that is not known, or None to leave it out.
+    """
     from phalanx.data.layouts.image_files import describe_ignored
 
     config = settings.config

@@ -34,7 +34,7 @@ EXCLUSIVE = (  # the higher layer's option wins; two in one layer are an error
 _DEFAULT_EPOCHS = 10.0
 _STORED = "run"  # the origin of what an existing run has
 _FLAG = "flag"  # the origin of what was given on the command line, or as a keyword
-_MODEL_DEFAULTS = ("shortcut-type", "drop-path", "dropout-rate")  # every model has its own
+MODEL_DEFAULTS = ("shortcut-type", "drop-path", "dropout-rate")  # every model has its own
 
 
 @dataclass(frozen=True)
@@ -186,6 +186,11 @@ def read_stored_settings(
         for key, value in fill_older_options(stored).items()
         if key in OPTIONS
     }
+    for rivals in EXCLUSIVE:  # a run stores all values: the default of one is no rival of another
+        given = [option for option in rivals if _value(base, option)]
+        for option in given if len(given) > 1 else ():
+            if base[option].value == OPTIONS[option].default:
+                del base[option]
     return merge_layers([base, read_flags(flags, problems)], problems, name=name)
 
 
@@ -257,7 +262,7 @@ def _drop_exclusive(merged: _Layer, layer: _Layer, problems: list[str]) -> None:
 def _drop_options_of_other_model(model: Any, merged: _Layer) -> None:
     """Forget what lower layers say for the model they had, where this one has no use for it."""
     if _value(merged, "model") not in (None, model):
-        for name in _MODEL_DEFAULTS:
+        for name in MODEL_DEFAULTS:
             merged.pop(name, None)
     for name in [name for name in merged if not family_has_option(find_family(model), name)]:
         del merged[name]

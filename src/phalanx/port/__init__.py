@@ -1,0 +1,1 @@
+"""Command lines of older programs, and what they are here."""

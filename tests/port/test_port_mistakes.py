@@ -1,0 +1,85 @@
+"""What cannot be ported says where, what and the way out, with exit code 2."""
+
+from dataclasses import replace
+
+import pytest
+
+from phalanx.cli.main import main
+from phalanx.port import dialects
+
+TRAIN = "python train.py --model resnet --dataset imagenet"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([f"{TRAIN} --batch-sise 4"], "--batch-sise: the old program has no such option; did you "
+                                      "mean --batch-size"),
+        ([f"{TRAIN} --zebra"], "--zebra: the old program has no such option; no option is spelt"),
+        ([f"{TRAIN} --learning-rate 1"], "--learning-rate: may stand for --learning-rate-decay, "
+                                         "--learning-rate-schedule; write the one you mean"),
+        ([f"{TRAIN} --batch-size"], "--batch-size: expected a value after it"),
+        ([f"{TRAIN} --batch-size --pipeline"], "--batch-size: expected a value after it"),
+        ([f"{TRAIN} --batch-size four"], "--batch-size: expected a whole number, got 'four'"),
+        ([f"{TRAIN} --pipeline=yes"], "--pipeline=yes: takes no value; write --pipeline"),
+        ([f"{TRAIN} --optimiser adam"], "--optimiser adam: the old program has no such choice; it "
+                                        "was SGD, momentum, RMSprop or LARS"),
+        ([f"{TRAIN} --epochs 4 --iterations 9"], "--epochs and --iterations: only one of them"),
+        ([f"{TRAIN} stray"], "stray: is no option and belongs to none"),
+        ([f"{TRAIN} --model-size 51"], "--model-size 51: no resnet has that size; did you mean"),
+        (["python trian.py --model resnet"], "trian.py: no such script is known; did you mean "
+                                             "'train.py'?"),
+        (["cargo run --release"], "cargo: expected python and a script of an older program"),
+        (["poprun --num-replicas 4"], "there is no program in it; paste a whole command line"),
+        (["poprun --num-replica 4 --nodes 3 python train.py"], "--nodes: the old program has no"),
+        (["python train.py --model 'resnet"], "line 1, column 25: the quote that begins"),
+        (["--dialect", "tf9", "--", "python", "train.py"], "--dialect tf9: no such dialect"),
+        (["--file", "none.sh"], "--file none.sh: No such file or directory"),
+        (["--run", "--json", "--", "python", "train.py"], "--json: is for the answer, --run for"),
+        (["--epohcs", "3", "--", "python", "train.py"], "--epohcs: no such option"),
+        (["--save", "x.yaml", "--", "python", "restore.py", "--restore-path", "R"],
+         "--save x.yaml: holds the options of one training command"),
+        (["TF_CONFIG=x python train.py --distributed"], "TF_CONFIG: expected JSON of the form"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_answered(words, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code = main(["port", *words])
+    printed = capsys.readouterr()
+    assert code == 2
+    assert f"phalanx port: {message}" in " ".join(printed.err.split())
+    assert "Traceback" not in printed.err
+
+
+def test_all_mistakes_of_a_command_are_told_together(capsys):
+    assert main(["port", f"{TRAIN} --zebra 1 --batch-size x"]) == 2
+    assert "2 problems" in capsys.readouterr().err
+
+
+def test_a_config_that_two_dialects_have_must_be_chosen(capsys, monkeypatch):
+    other = replace(dialects.DIALECTS["tf1"], name="other", title="Other")
+    monkeypatch.setattr(dialects, "DIALECTS", {**dialects.DIALECTS, "other": other})
+    words = ["python", "train.py", "--config", "mk2_resnet8_test"]
+    assert main(["port", "--", *words]) == 2
+    assert "--config mk2_resnet8_test: exists in tf1 and in other; say which one is meant" in (
+        capsys.readouterr().err
+    )
+    assert main(["port", "--dialect", "other", "--json", "--", *words]) == 0
+    assert '"dialect": "other"' in capsys.readouterr().out
+
+
+def test_options_tell_dialects_apart(capsys, monkeypatch):
+    script = dialects.DIALECTS["tf1"].scripts["train.py"]
+    fewer = replace(script, options=script.options[:1])
+    other = replace(dialects.DIALECTS["tf1"], name="other", scripts={"train.py": fewer})
+    monkeypatch.setattr(dialects, "DIALECTS", {"other": other, **dialects.DIALECTS})
+    assert main(["port", "--json", "--", *TRAIN.split()]) == 0
+    assert '"dialect": "tf1"' in capsys.readouterr().out
+
+
+def test_a_command_of_either_dialect_is_taken_as_one_of_them(capsys, monkeypatch):
+    other = replace(dialects.DIALECTS["tf1"], name="other", title="Other")
+    monkeypatch.setattr(dialects, "DIALECTS", {**dialects.DIALECTS, "other": other})
+    assert main(["port", "--json", "--", *TRAIN.split()]) == 0
+    warning = "taken as a command of TensorFlow 1 (tf1); --dialect other if it is not"
+    assert warning in capsys.readouterr().out

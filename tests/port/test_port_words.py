@@ -1,0 +1,75 @@
+"""Pasted text becomes the words of commands."""
+
+import pytest
+
+from phalanx.errors import ConfigError
+from phalanx.port.words import read_text_lines, read_words
+
+
+def words(text):
+    return [list(line.words) for line in read_text_lines(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("python a.py \\\n  --b 1", [["python", "a.py", "--b", "1"]]),
+        ("python a.py \\  \n --b", [["python", "a.py", "--b"]]),  # a space after the backslash
+        ("python a.py --b 'x y' --c=\"z $V\"", [["python", "a.py", "--b", "x y", "--c=z $V"]]),
+        ('poprun --args="-x A \\\n -x B" python', [["poprun", "--args=-x A  -x B", "python"]]),
+        ("# hello\npython a.py # why\n", [["python", "a.py"]]),
+        ("python a.py && python b.py; python c.py", [["python", f"{n}.py"] for n in "abc"]),
+        ("$ python a.py", [["python", "a.py"]]),
+        ("python a.py --x#1", [["python", "a.py", "--x#1"]]),
+        ("python a.py --p <path to data>", [["python", "a.py", "--p", "<path", "to", "data>"]]),
+        ("python a.py\r\npython b.py", [["python", "a.py"], ["python", "b.py"]]),
+    ],
+)
+def test_text_is_split_as_a_shell_does(text, expected):
+    assert words(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "left_out"),
+    [
+        ("python a.py [...]", ("[...]",)),
+        ("python a.py --x 1 [--help]", ("[--help]",)),
+        ("python a.py 2>&1 | tee log.txt", ("2>&1", "| tee log.txt")),
+        ("python a.py > log.txt", ("> log.txt",)),
+        ("python a.py &", ("&",)),
+    ],
+)
+def test_what_belongs_to_the_shell_or_is_to_be_filled_in_is_left_out(text, left_out):
+    (line,) = read_text_lines(text)
+    assert line.left_out == left_out
+    assert line.words[:2] == ("python", "a.py")
+
+
+def test_exports_hold_for_the_commands_after_them():
+    text = "python a.py\nexport A=1 B='x y'\npython b.py\nC=3\nD=4 python c.py"
+    lines = read_text_lines(text)
+    assert [line.environment for line in lines] == [
+        {},
+        {"A": "1", "B": "x y"},
+        {"A": "1", "B": "x y", "C": "3"},
+    ]
+    assert [line.line for line in lines] == [1, 3, 5]
+    assert lines[2].words == ("D=4", "python", "c.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("python a.py --b 'x", "line 1, column 17"),
+        ('python a.py \\\n --b "x y', "line 2, column 6"),
+    ],
+)
+def test_a_quote_that_is_not_closed_is_located(text, where):
+    with pytest.raises(ConfigError, match=f"^{where}: the quote that begins .* is not closed"):
+        read_text_lines(text)
+
+
+def test_separate_words_are_taken_as_they_are():
+    (line,) = read_words(["python", "a.py", "--b", "x y; # z"])
+    assert line.words == ("python", "a.py", "--b", "x y; # z")
+    assert read_words(["python a.py --b 1"])[0].words == ("python", "a.py", "--b", "1")
