@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.cli.main import main
-from phalanx.port import dialects
+from phalanx.port import dialect_choice
 
 TRAIN = "python train.py --model resnet --dataset imagenet"
 
@@ -57,8 +57,8 @@ def test_all_mistakes_of_a_command_are_told_together(capsys):
 
 
 def test_a_config_that_two_dialects_have_must_be_chosen(capsys, monkeypatch):
-    other = replace(dialects.DIALECTS["tf1"], name="other", title="Other")
-    monkeypatch.setattr(dialects, "DIALECTS", {**dialects.DIALECTS, "other": other})
+    other = replace(dialect_choice.DIALECTS["tf1"], name="other", title="Other")
+    monkeypatch.setattr(dialect_choice, "DIALECTS", {**dialect_choice.DIALECTS, "other": other})
     words = ["python", "train.py", "--config", "mk2_resnet8_test"]
     assert main(["port", "--", *words]) == 2
     assert "--config mk2_resnet8_test: exists in tf1 and in other; say which one is meant" in (
@@ -69,17 +69,17 @@ def test_a_config_that_two_dialects_have_must_be_chosen(capsys, monkeypatch):
 
 
 def test_options_tell_dialects_apart(capsys, monkeypatch):
-    script = dialects.DIALECTS["tf1"].scripts["train.py"]
+    script = dialect_choice.DIALECTS["tf1"].scripts["train.py"]
     fewer = replace(script, options=script.options[:1])
-    other = replace(dialects.DIALECTS["tf1"], name="other", scripts={"train.py": fewer})
-    monkeypatch.setattr(dialects, "DIALECTS", {"other": other, **dialects.DIALECTS})
+    other = replace(dialect_choice.DIALECTS["tf1"], name="other", scripts={"train.py": fewer})
+    monkeypatch.setattr(dialect_choice, "DIALECTS", {"other": other, **dialect_choice.DIALECTS})
     assert main(["port", "--json", "--", *TRAIN.split()]) == 0
     assert '"dialect": "tf1"' in capsys.readouterr().out
 
 
 def test_a_command_of_either_dialect_is_taken_as_one_of_them(capsys, monkeypatch):
-    other = replace(dialects.DIALECTS["tf1"], name="other", title="Other")
-    monkeypatch.setattr(dialects, "DIALECTS", {**dialects.DIALECTS, "other": other})
+    other = replace(dialect_choice.DIALECTS["tf1"], name="other", title="Other")
+    monkeypatch.setattr(dialect_choice, "DIALECTS", {**dialect_choice.DIALECTS, "other": other})
     assert main(["port", "--json", "--", *TRAIN.split()]) == 0
     warning = "taken as a command of TensorFlow 1 (tf1); --dialect other if it is not"
     assert warning in capsys.readouterr().out

@@ -3,7 +3,7 @@
 import runpy
 from pathlib import Path
 
-from phalanx.port.dialects import DIALECTS
+from phalanx.port.dialect_choice import DIALECTS
 
 HOME = Path(__file__).parents[2]
 

@@ -5,8 +5,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from phalanx.config.schema import OPTIONS
+from phalanx.dialects.table import (
+    TARGET,
+    Effect,
+    GivenOption,
+    OldOption,
+    OldValues,
+    Outcome,
+    OutcomeKind,
+)
 from phalanx.errors import ConfigError, join_problems
-from phalanx.port.dialects import ChosenScript, choose_script
+from phalanx.port.dialect_choice import ChosenScript, choose_script
 from phalanx.port.launchers import VARIABLES, read_launch_facts
 from phalanx.port.match import match_words
 from phalanx.port.new_command import NewCommand, quote_word
@@ -17,15 +26,6 @@ from phalanx.port.preset_values import (
     is_same_value,
     lay_over,
     read_preset_values,
-)
-from phalanx.port.table import (
-    TARGET,
-    Effect,
-    GivenOption,
-    OldOption,
-    OldValues,
-    Outcome,
-    OutcomeKind,
 )
 from phalanx.port.words import OldLine
 
