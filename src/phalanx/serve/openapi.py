@@ -122,6 +122,7 @@ def _describe_schemas(service: Service) -> dict[str, _Schema]:
 def _describe_predict(service: Service) -> dict[str, _Schema]:
     classes = len(service.metadata.classes)
     file = {"type": "string", "format": "binary"}
+    form = {"type": "object", "minProperties": 1, "additionalProperties": file}  # any names
     top = {"type": "integer", "minimum": 1, "maximum": classes, "default": min(5, classes)}
     operation = {
         "summary": "The likeliest classes of an image, or of several",
@@ -140,7 +141,7 @@ def _describe_predict(service: Service) -> dict[str, _Schema]:
         "requestBody": {
             "required": True,
             "content": {
-                "multipart/form-data": {"schema": _object({"image": file})},
+                "multipart/form-data": {"schema": form},
                 "application/octet-stream": {"schema": file},
                 "image/jpeg": {"schema": file},
                 "image/png": {"schema": file},
