@@ -16,7 +16,7 @@ tf2_resnet50_train_real_pod16:
 """
 SHRUNK = {
     "train": "--data generated --iterations 10 --steps 10 --image-size 32 --batch-size 4 "
-    "--gradient-accumulation 4 --replicas 2 --ckpts-per-epoch 1 --workers 0 --device cpu "
+    "--gradient-accumulation 4 --replicas 2 --ckpts-per-epoch 2 --workers 0 --device cpu "
     "--precision 32.32 --run-dir R",
     "validate": "--batch-size 2 --image-size 32 --workers 0 --device cpu --precision 32.32",
 }
