@@ -12,7 +12,7 @@ from phalanx.cli.main import main
 COMMANDS = [text for texts in read_old_commands().values() for text in texts]
 BENCHMARKS = """
 tf2_resnet50_train_real_pod16:
-  cmd: phalanx bench infer resnet8 --synthetic-data --batch-size 1 --seconds 0.2 --warmup 0
+  cmd: phalanx bench infer resnet8 --synthetic-data --batch-size 1 --seconds 0.2 --warmup 0.1
 """
 SHRUNK = {
     "train": "--data generated --iterations 10 --steps 10 --image-size 32 --batch-size 4 "
