@@ -22,12 +22,12 @@ from phalanx.config.presets import (
 )
 from phalanx.config.read import read_settings
 from phalanx.config.schema import OPTIONS, Option
+from phalanx.dialects.dialect_runner import RUNNER
+from phalanx.dialects.table import KIND_WORDS, Dialect, OldOption
 from phalanx.models.cost import count_size
 from phalanx.plan.pipeline import count_stages
-from phalanx.port.dialect_runner import RUNNER
 from phalanx.port.dialects import DIALECTS
 from phalanx.port.launchers import LAUNCHERS
-from phalanx.port.table import KIND_WORDS, Dialect, OldOption
 from phalanx.units import format_si
 
 DOCS = Path(__file__).parents[1] / "docs"

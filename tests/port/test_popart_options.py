@@ -4,7 +4,7 @@ import pytest
 from small_ports import port
 
 from phalanx.cli.main import main
-from phalanx.port.dialect_popart import POPART
+from phalanx.dialects.dialect_popart import POPART
 
 SCRIPT = "python resnet_main.py "
 README = """

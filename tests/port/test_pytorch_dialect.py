@@ -7,8 +7,8 @@ from small_ports import port
 
 from phalanx.cli.main import main
 from phalanx.config.presets import is_preset
-from phalanx.port.dialect_pytorch import LIGHTNING, PYTORCH
-from phalanx.port.pytorch_configs import CONFIGS, PRESETS
+from phalanx.dialects.dialect_pytorch import LIGHTNING, PYTORCH
+from phalanx.dialects.pytorch_configs import CONFIGS, PRESETS
 
 README = """
 config seed batch-size model data imagenet-data-path pipeline-splits replicas

@@ -4,7 +4,7 @@ import pytest
 from small_ports import port
 
 from phalanx.config.read import read_settings
-from phalanx.port.dialect_pytorch import LIGHTNING, PYTORCH
+from phalanx.dialects.dialect_pytorch import LIGHTNING, PYTORCH
 
 BASE = "python3 train_lightning.py --data imagenet --model resnet50 "
 STEPS = "--lr-schedule step --lr-epoch-decay 3 6 "

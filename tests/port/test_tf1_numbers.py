@@ -8,9 +8,9 @@ from small_ports import port
 from phalanx.cli.main import main
 from phalanx.config.presets import builtin_preset_folder
 from phalanx.config.text import read_option_file
+from phalanx.dialects.tf1_configs import CONFIGS
 from phalanx.port.dialects import DIALECTS
 from phalanx.port.match import match_words
-from phalanx.port.tf1_configs import CONFIGS
 
 ORACLES = {  # config: global batch, whole steps of an epoch, all steps, peak rate, warm-up
     "mk2_resnet50_gn_16ipus": (1024, 1251, 81_324, 0.5, 6255),

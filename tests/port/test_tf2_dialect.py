@@ -7,11 +7,11 @@ from small_ports import port
 
 from phalanx.cli.main import COMMANDS, main
 from phalanx.config.schema import OPTIONS
+from phalanx.dialects.table import OldValues
+from phalanx.dialects.tf2_params import say_schedule
+from phalanx.dialects.tf2_table import CONFIGS, TRAIN_TABLE
+from phalanx.dialects.tf2_values import count_accumulation, count_batch
 from phalanx.plan.schedule import Schedule, make_schedule, peak_rate, read_schedule_options
-from phalanx.port.table import OldValues
-from phalanx.port.tf2_params import say_schedule
-from phalanx.port.tf2_table import CONFIGS, TRAIN_TABLE
-from phalanx.port.tf2_values import count_accumulation, count_batch
 from phalanx.units import RunLength
 
 LOGS = (

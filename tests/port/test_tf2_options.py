@@ -4,7 +4,7 @@ import pytest
 from small_ports import port
 
 from phalanx.config.read import read_settings
-from phalanx.port.dialect_tf2 import TF2
+from phalanx.dialects.dialect_tf2 import TF2
 
 RESNET50 = "--dataset imagenet --model-name resnet50 --micro-batch-size 16 "
 SPLITS = "--pipeline-splits conv2_block2_out conv3_block1_out --gradient-accumulation-count 8 "

@@ -22,13 +22,13 @@ from phalanx.cli.command import (
 )
 from phalanx.cli.port_text import print_answer
 from phalanx.config.schema import OPTIONS, SPELLINGS
+from phalanx.dialects.table import TARGET
 from phalanx.disk import write_atomically
 from phalanx.errors import ConfigError, DataError, UserError
 from phalanx.port.new_command import expand_variables, find_variables
 from phalanx.port.old_command import is_old_command
 from phalanx.port.ported import Ported, port_line
 from phalanx.port.preset_values import has_preset
-from phalanx.port.table import TARGET
 from phalanx.port.words import OldLine, read_text_lines, read_words
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 
+from phalanx.dialects.table import KIND_WORDS
 from phalanx.port.new_command import quote_word
 from phalanx.port.ported import Ported, PortedRow
-from phalanx.port.table import KIND_WORDS
 
 _HEADINGS = {
     "launcher": "its launcher",

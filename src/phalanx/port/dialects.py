@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from phalanx.dialects.dialect_popart import POPART
+from phalanx.dialects.dialect_pytorch import LIGHTNING, PYTORCH
+from phalanx.dialects.dialect_runner import RUNNER
+from phalanx.dialects.dialect_tf1 import TF1
+from phalanx.dialects.dialect_tf2 import TF2
+from phalanx.dialects.table import Dialect, Script
 from phalanx.errors import ConfigError, suggest
-from phalanx.port.dialect_popart import POPART
-from phalanx.port.dialect_pytorch import LIGHTNING, PYTORCH
-from phalanx.port.dialect_runner import RUNNER
-from phalanx.port.dialect_tf1 import TF1
-from phalanx.port.dialect_tf2 import TF2
 from phalanx.port.match import MatchedWords, match_words
 from phalanx.port.old_command import OldCommand
-from phalanx.port.table import Dialect, Script
 
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect for dialect in (TF1, TF2, PYTORCH, LIGHTNING, POPART)

@@ -10,9 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from phalanx.errors import ConfigError
-from phalanx.port.match import MatchedWords, match_words
-from phalanx.port.table import (
+from phalanx.dialects.table import (
     Effect,
     GivenOption,
     LaunchFacts,
@@ -23,6 +21,8 @@ from phalanx.port.table import (
     nothing,
     renamed,
 )
+from phalanx.errors import ConfigError
+from phalanx.port.match import MatchedWords, match_words
 
 _PARTITION = "there is no partition of devices to allocate: those of a host are found"
 _NO_PRINT = "every rank keeps its own log; only the first one prints"

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from itertools import takewhile
 from os.path import expandvars
 
-from phalanx.port.table import TRUE, GivenOption, OldOption
+from phalanx.dialects.table import TRUE, GivenOption, OldOption
 
 _NEGATIVE = re.compile(r"-\d*\.?\d+(e[-+]?\d+)?", re.IGNORECASE)
 _TRUE_WORDS = ("true", "t", "1", "yes", "y", "on")

@@ -9,7 +9,7 @@ import yaml
 
 from phalanx.config.schema import OPTIONS
 from phalanx.config.text import parse_option_text
-from phalanx.port.table import TARGET, TRUE, Effect
+from phalanx.dialects.table import TARGET, TRUE, Effect
 
 _WORD_LISTS = ("spec", "benchmark")  # flags that take several words
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
+from phalanx.dialects.table import GivenOption
 from phalanx.errors import ConfigError, join_problems
 from phalanx.port.launchers import LAUNCHERS, match_launcher
 from phalanx.port.match import is_option
-from phalanx.port.table import GivenOption
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")

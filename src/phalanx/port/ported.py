@@ -5,6 +5,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from phalanx.config.schema import OPTIONS
+from phalanx.dialects.table import (
+    TARGET,
+    Effect,
+    GivenOption,
+    OldOption,
+    OldValues,
+    Outcome,
+    OutcomeKind,
+)
 from phalanx.errors import ConfigError, join_problems
 from phalanx.port.dialects import ChosenScript, choose_script
 from phalanx.port.launchers import VARIABLES, read_launch_facts
@@ -17,15 +26,6 @@ from phalanx.port.preset_values import (
     is_same_value,
     lay_over,
     read_preset_values,
-)
-from phalanx.port.table import (
-    TARGET,
-    Effect,
-    GivenOption,
-    OldOption,
-    OldValues,
-    Outcome,
-    OutcomeKind,
 )
 from phalanx.port.words import OldLine
 

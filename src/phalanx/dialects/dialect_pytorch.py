@@ -6,10 +6,10 @@ Both forms have the same options. Where README and code differ, the README is fo
 from collections.abc import Sequence
 from dataclasses import replace
 
-from phalanx.port import pytorch_values as pt
-from phalanx.port.pytorch_configs import CONFIGS, PRESETS
-from phalanx.port.pytorch_table import TRAIN_TABLE
-from phalanx.port.table import (
+from phalanx.dialects import pytorch_values as pt
+from phalanx.dialects.pytorch_configs import CONFIGS, PRESETS
+from phalanx.dialects.pytorch_table import TRAIN_TABLE
+from phalanx.dialects.table import (
     TARGET,
     Dialect,
     Fact,

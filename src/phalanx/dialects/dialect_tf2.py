@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from phalanx.port import tf2_values as tf2
-from phalanx.port.table import (
+from phalanx.dialects import tf2_values as tf2
+from phalanx.dialects.table import (
     TARGET,
     Dialect,
     Effect,
@@ -19,7 +19,7 @@ from phalanx.port.table import (
     renamed,
     whole_row,
 )
-from phalanx.port.tf2_table import CONFIGS, TRAIN_TABLE, bool_row
+from phalanx.dialects.tf2_table import CONFIGS, TRAIN_TABLE, bool_row
 
 _SCORE = "train.py --training False"  # what it is called here; there it was the same script
 _SHARED = ("resnet8_test", "resnet50_mlperf_pod16_bs20", "resnet50_mlperf_pod16_lars")

@@ -5,8 +5,8 @@ from math import log2
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS
+from phalanx.dialects.table import Apply, Effect, OldValues
 from phalanx.errors import ConfigError, suggest
-from phalanx.port.table import Apply, Effect, OldValues
 
 DATA_NAMES = {"imagenet": "imagenet", "cifar-10": "cifar10", "cifar-100": "cifar100"}
 

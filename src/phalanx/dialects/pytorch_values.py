@@ -4,8 +4,8 @@ from fractions import Fraction
 from pathlib import PurePath
 
 from phalanx.catalog.models import MODELS
+from phalanx.dialects.table import TARGET, Apply, Effect, OldValues
 from phalanx.errors import ConfigError
-from phalanx.port.table import TARGET, Apply, Effect, OldValues
 
 NETWORKS = {  # old names of the networks: those here
     **{f"resnet{size}": f"resnet{size}" for size in (18, 34, 50, 101, 152)},

@@ -4,7 +4,7 @@ Where the README and the code differ, the README is followed: a pipeline is Grou
 normalised on the host unless --no-hostside-norm or --eight-bit-io is given.
 """
 
-from phalanx.port.table import (
+from phalanx.dialects.table import (
     TARGET,
     Dialect,
     Effect,
@@ -18,9 +18,9 @@ from phalanx.port.table import (
     nothing,
     renamed,
 )
-from phalanx.port.tf1_configs import CONFIGS, PRESETS
-from phalanx.port.tf1_table import TRAIN_TABLE
-from phalanx.port.tf1_values import (
+from phalanx.dialects.tf1_configs import CONFIGS, PRESETS
+from phalanx.dialects.tf1_table import TRAIN_TABLE
+from phalanx.dialects.tf1_values import (
     DATA_NAMES,
     build_noise,
     find_data,

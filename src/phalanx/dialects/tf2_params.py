@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
+from phalanx.dialects.table import Effect, OldValues
+from phalanx.dialects.tf2_values import count_all_updates, count_batch, count_updates, say_length
 from phalanx.errors import ConfigError, suggest
-from phalanx.port.table import Effect, OldValues
-from phalanx.port.tf2_values import count_all_updates, count_batch, count_updates, say_length
 
 _REQUIRED = {  # parameters of each optimizer
     "sgd": ("momentum",),

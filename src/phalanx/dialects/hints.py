@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from phalanx.port.table import Effect, OldOption, OldValues, Outcome, computed, nothing, renamed
+from phalanx.dialects.table import Effect, OldOption, OldValues, Outcome, computed, nothing, renamed
 
 _IPU_MIB = 900  # of memory in one IPU of the second generation
 PROFILE_LEVELS = {

@@ -3,9 +3,9 @@
 from fractions import Fraction
 
 from phalanx.catalog.datasets import DATASETS
+from phalanx.dialects.table import Effect, OldValues
 from phalanx.errors import ConfigError
 from phalanx.plan.events import nearest_divisor
-from phalanx.port.table import Effect, OldValues
 
 NETWORKS = {  # our name of each model
     **{f"resnet{size}": f"resnet{size}" for size in (18, 34, 50)},

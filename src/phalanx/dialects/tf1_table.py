@@ -2,8 +2,8 @@
 
 from fractions import Fraction
 
-from phalanx.port import tf1_values as tf1
-from phalanx.port.hints import (
+from phalanx.dialects import tf1_values as tf1
+from phalanx.dialects.hints import (
     BUCKETS,
     COMPILER_HINT,
     DEVICE_CHOICE,
@@ -11,7 +11,7 @@ from phalanx.port.hints import (
     PROFILE_LEVELS,
     WORKSPACE,
 )
-from phalanx.port.table import (
+from phalanx.dialects.table import (
     Apply,
     Effect,
     OldOption,

@@ -8,9 +8,8 @@ from fractions import Fraction
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS
-from phalanx.errors import ConfigError, suggest
-from phalanx.port.hints import COMPILER_HINT
-from phalanx.port.table import (
+from phalanx.dialects.hints import COMPILER_HINT
+from phalanx.dialects.table import (
     Dialect,
     Effect,
     Fact,
@@ -27,6 +26,7 @@ from phalanx.port.table import (
     renamed,
     whole_row,
 )
+from phalanx.errors import ConfigError, suggest
 
 _DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "IMAGENET": "imagenet"}
 _NETWORKS = {  # sizes: names here

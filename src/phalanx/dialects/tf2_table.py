@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from phalanx.port import tf2_params as params
-from phalanx.port import tf2_values as tf2
-from phalanx.port.hints import BUCKETS, COMPILER_HINT, size_workspace
-from phalanx.port.table import (
+from phalanx.dialects import tf2_params as params
+from phalanx.dialects import tf2_values as tf2
+from phalanx.dialects.hints import BUCKETS, COMPILER_HINT, size_workspace
+from phalanx.dialects.table import (
     Effect,
     OldOption,
     OldValues,

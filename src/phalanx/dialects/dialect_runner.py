@@ -1,6 +1,6 @@
 """The benchmark runner that the older applications share: python3 -m examples_utils benchmark."""
 
-from phalanx.port.table import (
+from phalanx.dialects.table import (
     Dialect,
     OldOption,
     Script,

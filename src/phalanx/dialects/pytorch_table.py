@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from phalanx.port import pytorch_values as pt
-from phalanx.port.hints import COMPILER_HINT, WORKSPACE
-from phalanx.port.table import (
+from phalanx.dialects import pytorch_values as pt
+from phalanx.dialects.hints import COMPILER_HINT, WORKSPACE
+from phalanx.dialects.table import (
     Effect,
     OldOption,
     OldValues,

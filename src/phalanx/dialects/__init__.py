@@ -1,0 +1,1 @@
+"""Older programs: tables of their options, and what becomes of each."""
