@@ -3,14 +3,19 @@
 import base64
 import gzip
 import json
+import re
 import socket
 import struct
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from phalanx.serve.api_error import ApiError
+from phalanx.serve.body import BodyReader
 from small_server import (
     NAME,
     SIZE,
@@ -274,3 +279,34 @@ def test_a_client_that_leaves_is_forgotten(server: RunningServer):
 def test_json_of_errors_is_readable_by_everybody(server: RunningServer):
     strange = server.ask("/v1/models/%00%ff%22:predict", b"{}", method="POST")
     assert strange.status == 404 and json.loads(strange.body)["error"]
+
+
+def read_peak_mib(server: RunningServer) -> float:
+    """The most memory that the server ever had."""
+    text = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", text)[1]) / 1024
+
+
+def test_packed_bodies_are_in_memory_one_after_the_other(slow_server: RunningServer):
+    mib, count = 30, 10
+    body = gzip.compress(b'{"instances": [' + b" " * (mib * 2**20) + b"]}")
+    before = read_peak_mib(slow_server)
+    with ThreadPoolExecutor(count) as pool:
+        packed = {"Content-Encoding": "gzip"}
+        asked = [pool.submit(slow_server.ask, PREDICT, body, packed) for _ in range(count)]
+        statuses = [one.result().status for one in asked]
+    assert statuses == [400] * count, "each is told that it has no image, none that it is too much"
+    assert read_peak_mib(slow_server) - before < 4 * mib
+
+
+def test_what_a_body_is_unpacked_to_counts_like_a_body():
+    reader = BodyReader(max_bytes=100, max_s=1.0, total_bytes=150)
+    body = gzip.compress(bytes(60))
+    reader.count(90)
+    assert reader.unpack(body, "gzip") == bytes(60)
+    reader.count(60)
+    with pytest.raises(ApiError) as refused:
+        reader.unpack(body, "gzip")
+    assert refused.value.status == 429 and "too many large requests" in refused.value.message
+    reader.count(-60)
+    assert reader.unpack(body, "gzip") == bytes(60)

@@ -147,6 +147,8 @@ class _RequestGate:
             if not status:
                 answer = to_json({"error": "the server failed; its log says why"}, 500)
                 await answer(scope, receive, count_and_send)
+        finally:
+            self._service.bodies.count(-record.unpacked)
         self._note(scope, record, status, sent)
 
     def _is_allowed(self, scope: Scope) -> bool:

@@ -81,7 +81,7 @@ class LimitedProtocol(HttpToolsProtocol):
         # one piece for the handler, which is not woken before all is there or it is too much
         self.cycle.body += body
         self._held += len(body)
-        self.bodies.held += len(body)
+        self.bodies.count(len(body))
         if len(self.cycle.body) > self.limits.max_request_bytes or self.bodies.is_over:
             self.flow.pause_reading()
             self.cycle.message_event.set()
@@ -103,7 +103,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _release(self) -> None:
-        self.bodies.held -= self._held
+        self.bodies.count(-self._held)
         self._held = 0
 
     def send_400_response(self, msg: str) -> None:

@@ -53,6 +53,7 @@ class RequestRecord:
     """What is known of a request, for the log."""
 
     images: int = 0
+    unpacked: int = 0  # bytes that its body was unpacked to
     decode_s: float = 0.0
     queue_s: float = 0.0
     compute_s: float = 0.0
@@ -173,36 +174,33 @@ class Service:
                 f"{self.limits.max_images:,}; send them in several",
             )
 
-    async def read_body(self, request: Request) -> bytes:
-        """The body, unpacked."""
+    async def read_body(
+        self,
+        request: Request,
+        read: Callable[[bytes], _Result],
+        measure_json: Callable[[bytes], int] = lambda body: 0,
+    ) -> _Result:
+        """What `read` makes of the body; of a packed one or much JSON beside the event loop."""
         self.refuse_early()
         body = await self.bodies.read(request)
         encoding = request.headers.get("content-encoding", "")
-        if encoding:
-            body = await self.run_beside(self.bodies.unpack, body, encoding)
-        return body
+        if not encoding:
+            is_large = measure_json(body) > _LARGE_JSON
+            return await self.run_beside(read, body) if is_large else read(body)
+        record: RequestRecord = request.scope[RECORD_KEY]
+
+        def unpack_and_read() -> _Result:
+            # in one go, since a few bytes may become many: the next waits until these are read
+            unpacked = self.bodies.unpack(body, encoding)
+            record.unpacked = len(unpacked)
+            self.bodies.count(record.unpacked)  # until the request is answered
+            return read(unpacked)
+
+        return await self.run_beside(unpack_and_read)
 
     async def run_beside(self, function: Callable[..., _Result], *args: Any) -> _Result:
         """The result of something that takes long, without holding up other requests."""
         return await asyncio.get_running_loop().run_in_executor(self._parsing, function, *args)
-
-    async def parse(
-        self, body: bytes | memoryview, read: Callable[[dict[str, Any]], _Result]
-    ) -> _Result:
-        """What `read` makes of a JSON object; a large one beside the event loop."""
-
-        def parse_and_read() -> _Result:
-            try:
-                found = orjson.loads(body)
-            except orjson.JSONDecodeError as error:
-                raise ApiError(400, f"the body is no JSON: {error}") from None
-            if not isinstance(found, dict):
-                raise ApiError(400, "the body must be a JSON object, such as {...}")
-            return read(found)
-
-        if len(body) > _LARGE_JSON:
-            return await self.run_beside(parse_and_read)
-        return parse_and_read()
 
     async def classify_rows(self, request: Request, rows: Rows) -> Outputs:
         """What the model says of rows in its own form."""
@@ -244,6 +242,17 @@ class Service:
         record.queue_s, record.compute_s = timing
         self.metrics.queue_s.observe(timing.queue_s)
         return outputs
+
+
+def parse_object(body: bytes | memoryview) -> dict[str, Any]:
+    """A JSON object; raises ApiError where it is none."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ApiError(400, "the body must be a JSON object, such as {...}")
+    return found
 
 
 def to_json(facts: object, status: int = 200) -> Response:

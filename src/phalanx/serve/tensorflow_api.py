@@ -16,7 +16,7 @@ from phalanx.serve.arrays import flatten, to_bytes, to_floats
 from phalanx.serve.backend import SHAPES
 from phalanx.serve.batching import Outputs, Rows
 from phalanx.serve.images import ImageFile
-from phalanx.serve.service import FILES_INPUT, VERSION, Service, to_json
+from phalanx.serve.service import FILES_INPUT, VERSION, Service, parse_object, to_json
 
 _SIGNATURE = "serving_default"
 _TYPES = {"tensor": "DT_FLOAT", "image": "DT_UINT8"}
@@ -67,9 +67,7 @@ class TensorflowApi:
     async def _predict(self, request: Request) -> Response:
         service = self._service
         service.refuse_name(request)
-        body = await service.read_body(request)
-        found, by_rows = await service.parse(body, self._read_request)
-        del body
+        found, by_rows = await service.read_body(request, self._read_request, len)
         outputs = await self._classify(request, found)
         return to_json({"predictions" if by_rows else "outputs": outputs[LOGITS]})
 
@@ -81,8 +79,9 @@ class TensorflowApi:
             raise ApiError(400, f"instance {place}: {problem}")
         return outputs
 
-    def _read_request(self, body: dict[str, Any]) -> tuple[Rows | list[ImageFile], bool]:
+    def _read_request(self, data: bytes) -> tuple[Rows | list[ImageFile], bool]:
         """The images of a request, and whether they came row by row."""
+        body = parse_object(data)
         signature = body.get("signature_name", _SIGNATURE)
         if signature not in (_SIGNATURE, ""):
             raise ApiError(400, f"signature_name {signature!r}"[:100] + f" is not {_SIGNATURE}")
