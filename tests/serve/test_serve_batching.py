@@ -1,6 +1,10 @@
 """The queue: what becomes a batch, what is refused, and what a failure costs."""
 
 import asyncio
+import http.client
+import os
+import signal
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -229,6 +233,35 @@ def test_a_model_that_fails_gives_500_and_the_server_lives_on(busy_server: Runni
     assert busy_server.ask(INFER, *infer_body(make_tensor(1))).status == 200
     lines = busy_server.ask("/metrics").body.decode().splitlines()
     assert "phalanx_failed_batches_total 1" in lines
+
+
+def test_sigterm_loses_nothing_that_was_sent_before(slow_model):
+    """The server sleeps while requests arrive, so that all wait in the backlog and in buffers."""
+    body, headers = infer_body(make_tensor(1), outputs=["logits"])
+    words = ("--max-batch", "32", "--max-queue", "64", "--request-timeout", "9")
+    with open_server(slow_model, *words) as found:
+        kept, *fresh = [http.client.HTTPConnection("127.0.0.1", found.port) for _ in range(31)]
+        kept.request("GET", "/health")
+        assert kept.getresponse().read()
+        slow = socket.create_connection(("127.0.0.1", found.port))
+        slow.sendall(b"GET /v2 HTTP/1.1\r\n")
+        os.kill(found.process.pid, signal.SIGSTOP)
+        for connection in (kept, *fresh):
+            connection.request("POST", INFER, body, headers)
+        probe = http.client.HTTPConnection("127.0.0.1", found.port)
+        probe.request("GET", "/health")
+        os.kill(found.process.pid, signal.SIGTERM)
+        os.kill(found.process.pid, signal.SIGCONT)
+        for connection in (kept, *fresh):
+            answer = connection.getresponse()
+            assert (answer.status, answer.headers["Connection"]) == (200, "close")
+        answer = probe.getresponse()
+        assert (answer.status, answer.read()) == (503, b'{"status":"stopping"}')
+        time.sleep(1)  # the port is closed now
+        slow.sendall(b"\r\n")
+        assert slow.recv(99).startswith(b"HTTP/1.1 200")
+        slow.close()
+        assert found.process.wait(timeout=30) == 0
 
 
 def test_sigterm_answers_what_was_accepted(busy_server: RunningServer):

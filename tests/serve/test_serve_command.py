@@ -261,14 +261,19 @@ def test_ctrl_c_ends_it_and_the_log_has_a_line_for_each_request(guarded: Running
     headers = {**PNG, "X-API-Key": KEY}
     guarded.ask("/predict?top=2", make_png(), headers)
     guarded.ask("/predict", b"none", headers)
+    with socket.create_connection(("127.0.0.1", guarded.port)) as connection:
+        connection.sendall(b"GET /x?secret HTTP/1.1\r\nA: " + b"x" * 40_000)
+        assert connection.recv(99).startswith(b"HTTP/1.1 431")
     assert guarded.stop(signal.SIGINT) == 0
-    *_, good, bad = map(json.loads, log_file.read_text().splitlines())
+    *_, good, bad, refused = map(json.loads, log_file.read_text().splitlines())
     assert (good["method"], good["path"], good["status"], good["images"]) == (
         "POST", "/predict", 200, 1,
     )  # fmt: skip
     assert good["client"] == "127.0.0.1" and good["bytes"] > 100 and "error" not in good
     assert 0 < good["ms"]["compute"] < good["ms"]["total"]
     assert bad["status"] == 400 and "not a JPEG" in bad["error"]
+    assert (refused["path"], refused["status"], refused["client"]) == ("/x", 431, "127.0.0.1")
+    assert "headers are larger" in refused["error"]
     assert KEY not in log_file.read_text()
 
 

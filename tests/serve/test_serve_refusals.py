@@ -212,6 +212,13 @@ def send(server: RunningServer, *pieces: bytes, pause_s: float = 0.0) -> bytes:
         return found
 
 
+def read_counter(server: RunningServer, labels: str) -> int:
+    """How many requests of a kind were answered."""
+    text = server.ask("/metrics").body.decode()
+    found = re.search(f"^phalanx_requests_total{re.escape(labels)} ([0-9]+)$", text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
@@ -225,7 +232,11 @@ def send(server: RunningServer, *pieces: bytes, pause_s: float = 0.0) -> bytes:
     ],
 )
 def test_what_is_no_request_is_refused(server: RunningServer, sent, status):
+    route, method = ("/predict", "POST") if b"chunked" in sent else ("other", "other")
+    counter = f'{{route="{route}",method="{method}",status="{status.decode()}"}}'
+    before = read_counter(server, counter)
     assert send(server, sent).startswith(b"HTTP/1.1 " + status)
+    assert read_counter(server, counter) == before + 1
     assert server.ask("/health").status == 200
 
 

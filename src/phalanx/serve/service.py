@@ -24,6 +24,7 @@ VERSION = "1"  # of the one model that a server has
 FILES_INPUT = "image_bytes"  # the input that takes image files, beside the model's own
 RECORD_KEY = "phalanx.record"  # of a request's scope
 CYCLE_KEY = "phalanx.cycle"
+REFUSED_KEY = "phalanx.refused"  # by the connection: the status and the reason
 _LARGE_JSON = 64 * 1024  # bytes that are parsed beside the event loop
 _BODIES_AT_ONCE = 4  # of the largest size, that are in memory at once
 
@@ -156,11 +157,10 @@ class Service:
             )
 
     def refuse_early(self) -> None:
-        """Raise where a request cannot be taken, before its body is read."""
-        if not self.ready:
-            raise ApiError(
-                503, "the server is stopping; ask another one", headers={"Retry-After": "1"}
-            )
+        """Raise where a request cannot be taken, before its body is read.
+
+        A server that is stopping takes what still comes: only its probes say that it does not.
+        """
         self.batcher.refuse_full()
 
     def refuse_count(self, images: int) -> None:
