@@ -5,6 +5,7 @@ import http.client
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -150,6 +151,53 @@ def test_a_batch_that_fails_costs_only_its_own_requests(caplog):
     assert "ValueError: minus one" in caplog.text and "minus one" not in failed.message
 
 
+def test_a_batch_that_cannot_be_put_together_costs_only_its_own_requests(monkeypatch):
+    model = HeldModel()
+
+    def refuse(rows):
+        monkeypatch.undo()
+        raise MemoryError
+
+    async def go(batcher):
+        first = asyncio.create_task(ask(batcher, 1))
+        await until(lambda: model.sizes == [1])
+        lost = [asyncio.create_task(ask(batcher, n)) for n in (2, 3)]
+        await until(lambda: batcher.waiting == 2)
+        monkeypatch.setattr(np, "concatenate", refuse)
+        model.go.release(2)
+        found = await asyncio.gather(first, *lost, return_exceptions=True)
+        return found, await ask(batcher, 4)
+
+    with running(model) as batcher:
+        (first, *lost), last = asyncio.run(go(batcher))
+        assert not batcher.is_broken
+    assert (first, last, [error.status for error in lost]) == ([2.0], [8.0], [500, 500])
+
+
+def test_a_model_thread_that_ends_says_so_and_refuses_what_waits(caplog):
+    model = HeldModel()
+
+    def fail() -> bool:
+        raise MemoryError
+
+    async def go(batcher):
+        first = asyncio.create_task(ask(batcher, 1))
+        await until(lambda: model.sizes == [1])
+        waiting = [asyncio.create_task(ask(batcher, n, is_abandoned=fail)) for n in (2, 3)]
+        await until(lambda: batcher.waiting == 2)
+        model.go.release()
+        found = await asyncio.gather(first, *waiting, return_exceptions=True)
+        with pytest.raises(ApiError) as refused:
+            await ask(batcher, 4)
+        return found, refused.value.status
+
+    with running(model) as batcher:
+        (first, *lost), status = asyncio.run(go(batcher))
+        assert batcher.is_broken and batcher.waiting == 0
+    assert (first, [error.status for error in lost], status) == ([2.0], [503, 503], 503)
+    assert "a model's thread has ended" in caplog.text
+
+
 def test_rows_of_a_client_that_has_left_are_not_run():
     model = HeldModel()
 
@@ -277,3 +325,26 @@ def test_sigterm_answers_what_was_accepted(busy_server: RunningServer):
         busy_server.ask("/health")
     assert busy_server.process.stderr is not None
     assert "indices element out of data bounds" in busy_server.process.stderr.read()
+
+
+BROKEN = """
+import sys
+from phalanx.serve import batching
+from phalanx.cli.main import main
+
+def fail(self):
+    raise MemoryError
+
+batching.Batcher._take_parts = fail
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_server_whose_model_thread_has_ended_ends(model_file, monkeypatch):
+    command = [sys.executable, "-c", BROKEN, "serve"]
+    monkeypatch.setattr("small_server.serve_command", lambda *words: [*command, *map(str, words)])
+    with open_server(model_file) as found:
+        assert found.ask(INFER, *infer_body(make_tensor(1))).status == 503
+        assert found.process.wait(timeout=30) == 70
+        assert found.process.stderr is not None
+        assert "a model's thread has ended" in found.process.stderr.read()

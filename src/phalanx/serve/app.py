@@ -118,6 +118,7 @@ class RequestGate:
         self._key, self._open_paths = api_key.encode(), open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
         if scope["type"] != "http":
             return
         record = scope[RECORD_KEY] = RequestRecord()

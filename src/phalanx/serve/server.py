@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import uvicorn
 
-from phalanx.errors import EXIT_LEFT_AT_ONCE, NetworkError
+from phalanx.errors import EXIT_LEFT_AT_ONCE, Bug, NetworkError
 from phalanx.serve.app import Log, build_app
 from phalanx.serve.protocol import LimitedProtocol
 from phalanx.serve.service import ServeLimits, Service
@@ -108,7 +108,7 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         before = {number: signal.getsignal(number) for number in _SIGNALS}
         for number in _SIGNALS:
-            loop.add_signal_handler(number, self._stop, number)
+            loop.add_signal_handler(number, self._handle_signal, number)
         try:
             yield
         finally:
@@ -116,9 +116,12 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
                 signal.signal(number, handler)
 
-    def _stop(self, number: int) -> None:
+    def _handle_signal(self, number: int) -> None:
         if self.should_exit and number == signal.SIGINT:
             os._exit(EXIT_LEFT_AT_ONCE)
+        self._stop()
+
+    def _stop(self) -> None:
         self.should_exit = True
         self._service.ready = False
         self._protocol.is_stopping = True
@@ -153,7 +156,9 @@ class _Server(uvicorn.Server):
             await asyncio.sleep(_CHECK_S)
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: look for clients that are too slow."""
+        """Ten times a second: look for clients that are too slow, and whether the model is well."""
+        if self._service.batcher.is_broken and not self.should_exit:
+            self._stop()
         self._check_clients()
         return await super().on_tick(counter)
 
@@ -200,6 +205,8 @@ def run_server(
     sys.setswitchinterval(_SWITCH_S)
     try:
         asyncio.run(server.serve(sockets=[listening.socket]))
+        if service.batcher.is_broken:
+            raise Bug("a model's thread has ended; the log above says why")
     finally:
         sys.setswitchinterval(switch_s)
         service.close()
