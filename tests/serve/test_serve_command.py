@@ -53,6 +53,7 @@ FILES = {
     "pointer.onnx": (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
     "page.onnx": (b"<!DOCTYPE html><html>", "is a web page"),
     "notes": (b"some notes\n", "is text"),
+    "notes.onnx": (b"some notes\n", "is text; name a run"),
     "noise.onnx": (bytes(range(100, 200)), "onnxruntime cannot load it"),
 }
 
@@ -199,6 +200,14 @@ def test_help_and_mistakes_need_neither_torch_nor_the_packages(tmp_path):
             [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
+
+
+def test_onnxruntime_reports_nothing(model_file, tmp_path, monkeypatch):
+    """It would keep a number for this machine, and send what is run to its maker."""
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    with open_server(model_file, environment={"HOME": str(tmp_path)}) as found:
+        assert found.stop() == 0
+    assert list(tmp_path.rglob("*")) == []
 
 
 def test_missing_packages_are_named(model_file, capfd, monkeypatch):

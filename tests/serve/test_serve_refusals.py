@@ -116,7 +116,7 @@ BAD = {
     ),
     "another input": (PREDICT, {"instances": [{"x": 1}]}, {}, 400, "one input 'input', found 'x'"),
     "an unknown model": ("/v1/models/x:predict", b"{}", {}, 404, "no model is called 'x'"),
-    "an unknown verb": (f"/v1/models/{NAME}:classify", b"{}", {}, 405, ""),
+    "an unknown verb": (f"/v1/models/{NAME}:classify", b"{}", {}, 404, "nothing is at"),
     # Open Inference Protocol
     "no inputs": (INFER, {}, {}, 400, "exactly one input, one of input, image_bytes"),
     "two inputs": (INFER, {"inputs": [{}, {}]}, {}, 400, "exactly one"),
@@ -186,6 +186,13 @@ def test_bad_requests_get_a_reason(server: RunningServer, what):
     assert (answer.status, answer.headers["content-type"]) == (status, "application/json")
     assert reason in answer.json["error"], answer.json
     assert server.ask("/health").status == 200
+
+
+def test_a_known_path_with_another_method_is_405(server: RunningServer):
+    for path in (PREDICT, f"/v1/models/{NAME}/versions/1:predict", INFER, "/predict"):
+        answer = server.ask(path)
+        assert (answer.status, answer.headers["allow"]) == (405, "POST")
+        assert answer.json["error"] == f"{path} does not take GET"
 
 
 def test_a_number_that_is_too_large_is_no_mistake_of_the_server(server: RunningServer):

@@ -48,7 +48,9 @@ def build_app(service: Service, *, api_key: str = "", log: Log | None = None) ->
     handlers: Any = {ApiError: _describe_api_error, HTTPException: _describe_http_error}
     inner = ExceptionMiddleware(Router(routes, redirect_slashes=False), handlers)
     open_paths = {*_OPEN, *(route.path for route in page_routes)}
-    names = {route.endpoint: route.path for route in reversed(routes)}  # the shortest of each
+    names = {
+        route.endpoint: route.path_format for route in reversed(routes)
+    }  # the shortest of each
     return RequestGate(inner, service, names, open_paths, api_key=api_key, log=log)
 
 

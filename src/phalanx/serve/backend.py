@@ -1,5 +1,6 @@
 """What answers batches: a file that was exported, or a run; and what a file is that is no model."""
 
+import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,7 @@ _WAY_OUT = "name a run, a checkpoint, or a file that `phalanx export RUN --forma
 _PT2 = "an exported program of torch (pt2), which the server does not run"
 _SAFETENSORS = "a safetensors file: weights without a program to run them"
 _ZIP, _SAFETENSORS_HEAD = b"PK\x03\x04", 8
+_HEAD = 64  # bytes that tell what a file is
 
 
 def _refuse_no_model(path: Path) -> None:
@@ -150,7 +152,7 @@ def _describe_file(path: Path) -> str:
     if not path.is_file():
         return "not a regular file"
     with path.open("rb") as file:
-        head = file.read(64)
+        head = file.read(_HEAD)
     if head[_SAFETENSORS_HEAD : _SAFETENSORS_HEAD + 1] == b"{":
         return _SAFETENSORS
     if head.startswith(_ZIP) and path.suffix == ".pt2":
@@ -159,5 +161,17 @@ def _describe_file(path: Path) -> str:
     return find_kind(head) or ("text" if is_text else "") if head else "an empty file"
 
 
+def refuse_text(path: Path) -> None:
+    """Raise CheckpointError for a file that cannot be loaded because it is text."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    if _is_text(head):
+        raise CheckpointError(f"{path}: is text; {_WAY_OUT}")
+
+
 def _is_text(head: bytes) -> bool:
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # which may be cut in a character
+    except UnicodeDecodeError:
+        return False
     return all(byte >= 32 or byte in b"\t\r\n" for byte in head)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -19,7 +20,17 @@ from phalanx.serve.images import ImageFile
 from phalanx.serve.service import FILES_INPUT, VERSION, Service, parse_object, to_json
 
 _SIGNATURE = "serving_default"
+_NAME, _VERSION = "{name:before_verb}", "{version:before_verb}"
 _TYPES = {"tensor": "DT_FLOAT", "image": "DT_UINT8"}
+
+
+class _BeforeVerb(StringConvertor):
+    """A part of a path that a verb such as :predict may follow."""
+
+    regex = "[^/:]+"
+
+
+register_url_convertor("before_verb", _BeforeVerb())
 
 
 class TensorflowApi:
@@ -28,7 +39,7 @@ class TensorflowApi:
     def __init__(self, service: Service) -> None:
         self._service = service
         self.routes = []
-        for place in ("/v1/models/{name}", "/v1/models/{name}/versions/{version}"):
+        for place in (f"/v1/models/{_NAME}", f"/v1/models/{_NAME}/versions/{_VERSION}"):
             self.routes += [
                 Route(f"{place}:predict", self._predict, methods=["POST"]),
                 Route(f"{place}/metadata", self._metadata),
