@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -150,6 +151,7 @@ WORDS = {
     ("--api-key-file", "/nothing"): "--api-key-file /nothing: cannot be read",
     ("--max-bach", "3"): "--max-batch",
     ("--checkpoint", "last"): "--checkpoint last: {file} is a file, which has it already",
+    ("--averaged",): "--averaged: {file} is a file, which has it already",
     ("--precision", "16.32"): "--precision 16.32: {file} is a file, which has it already",
     ("--device", "cuda:0,1"): "--device cuda:0,1: a server uses one device; start one for each",
     ("--device", "cuda"): "this onnxruntime has no CUDA; use --device cpu",
@@ -234,7 +236,7 @@ def guarded(model_file, log_file):
 
 def test_a_run_is_answered_by_torch(digits, tmp_path):
     place = tmp_path / "a run"
-    assert main(small_run(digits, place, steps=2, model="resnet8")) == 0
+    assert main(small_run(digits, place, steps=2, model="resnet8", ema_decay=0.99)) == 0
     options = BackendOptions(device="cpu", threads=1, max_batch=4, flags={})
     first, second = open_backends(place, options, count=2)
     metadata = first.metadata
@@ -250,6 +252,15 @@ def test_a_run_is_answered_by_torch(digits, tmp_path):
     assert metadata.has_activation_map and found["activation_map"].shape == (3, 3, 3)
     tensor = model.preprocess(pixels).numpy()
     assert np.allclose(second.run(tensor)["logits"], wanted, atol=1e-5)
+    assert not metadata.averaged
+    average = place / "checkpoints/best/average.safetensors"
+    with torch.inference_mode():
+        wanted = load(average).module(model.preprocess(pixels)).numpy()
+    assert np.abs(found["logits"] - wanted).max() > 1e-3, "the average is the same"
+    for path, how in ((place, replace(options, averaged=True)), (average, options)):
+        (backend,) = open_backends(path, how, count=1)
+        assert backend.metadata.averaged
+        assert np.allclose(backend.run(tensor)["logits"], wanted, atol=1e-5)
 
 
 def test_a_key_is_asked_for_where_the_model_is(guarded: RunningServer):

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS
 from phalanx.errors import CheckpointError
 from phalanx.export.file_kind import find_kind
 from phalanx.export.metadata import LOGITS, ModelMetadata
@@ -54,18 +55,24 @@ class BackendOptions:
     max_batch: int
     flags: Mapping[str, str]  # as typed, for a run, which has options of its own
     checkpoint: str | None = None  # of a run: which one
+    averaged: bool = False  # the moving average of its weights
 
 
 def open_backends(path: Path, options: BackendOptions, *, count: int) -> list[Backend]:
     """So many instances of the model that a path stands for; UserError where it is none."""
     _refuse_no_model(path)
-    if path.is_dir():
+    if not is_program(path):
         from phalanx.serve.torch_backend import TorchBackend
 
         return [TorchBackend(path, options) for _ in range(count)]
     from phalanx.serve.onnx_backend import OnnxBackend
 
     return [OnnxBackend(path, options) for _ in range(count)]
+
+
+def is_program(path: Path) -> bool:
+    """Whether a path is a file with a network in it, rather than weights of a run."""
+    return path.is_file() and path.name != AVERAGE_WEIGHTS
 
 
 class FittedModel:
@@ -151,6 +158,8 @@ def _describe_file(path: Path) -> str:
     """What a file is that is no ONNX model; empty for one that may be."""
     if not path.is_file():
         return "not a regular file"
+    if not is_program(path):
+        return ""
     with path.open("rb") as file:
         head = file.read(_HEAD)
     if head[_SAFETENSORS_HEAD : _SAFETENSORS_HEAD + 1] == b"{":
