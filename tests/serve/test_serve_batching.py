@@ -1,6 +1,11 @@
 """The queue: what becomes a batch, what is refused, and what a failure costs."""
 
 import asyncio
+import http.client
+import os
+import signal
+import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -146,6 +151,53 @@ def test_a_batch_that_fails_costs_only_its_own_requests(caplog):
     assert "ValueError: minus one" in caplog.text and "minus one" not in failed.message
 
 
+def test_a_batch_that_cannot_be_put_together_costs_only_its_own_requests(monkeypatch):
+    model = HeldModel()
+
+    def refuse(rows):
+        monkeypatch.undo()
+        raise MemoryError
+
+    async def go(batcher):
+        first = asyncio.create_task(ask(batcher, 1))
+        await until(lambda: model.sizes == [1])
+        lost = [asyncio.create_task(ask(batcher, n)) for n in (2, 3)]
+        await until(lambda: batcher.waiting == 2)
+        monkeypatch.setattr(np, "concatenate", refuse)
+        model.go.release(2)
+        found = await asyncio.gather(first, *lost, return_exceptions=True)
+        return found, await ask(batcher, 4)
+
+    with running(model) as batcher:
+        (first, *lost), last = asyncio.run(go(batcher))
+        assert not batcher.is_broken
+    assert (first, last, [error.status for error in lost]) == ([2.0], [8.0], [500, 500])
+
+
+def test_a_model_thread_that_ends_says_so_and_refuses_what_waits(caplog):
+    model = HeldModel()
+
+    def fail() -> bool:
+        raise MemoryError
+
+    async def go(batcher):
+        first = asyncio.create_task(ask(batcher, 1))
+        await until(lambda: model.sizes == [1])
+        waiting = [asyncio.create_task(ask(batcher, n, is_abandoned=fail)) for n in (2, 3)]
+        await until(lambda: batcher.waiting == 2)
+        model.go.release()
+        found = await asyncio.gather(first, *waiting, return_exceptions=True)
+        with pytest.raises(ApiError) as refused:
+            await ask(batcher, 4)
+        return found, refused.value.status
+
+    with running(model) as batcher:
+        (first, *lost), status = asyncio.run(go(batcher))
+        assert batcher.is_broken and batcher.waiting == 0
+    assert (first, [error.status for error in lost], status) == ([2.0], [503, 503], 503)
+    assert "a model's thread has ended" in caplog.text
+
+
 def test_rows_of_a_client_that_has_left_are_not_run():
     model = HeldModel()
 
@@ -231,6 +283,35 @@ def test_a_model_that_fails_gives_500_and_the_server_lives_on(busy_server: Runni
     assert "phalanx_failed_batches_total 1" in lines
 
 
+def test_sigterm_loses_nothing_that_was_sent_before(slow_model):
+    """The server sleeps while requests arrive, so that all wait in the backlog and in buffers."""
+    body, headers = infer_body(make_tensor(1), outputs=["logits"])
+    words = ("--max-batch", "32", "--max-queue", "64", "--request-timeout", "9")
+    with open_server(slow_model, *words) as found:
+        kept, *fresh = [http.client.HTTPConnection("127.0.0.1", found.port) for _ in range(31)]
+        kept.request("GET", "/health")
+        assert kept.getresponse().read()
+        slow = socket.create_connection(("127.0.0.1", found.port))
+        slow.sendall(b"GET /v2 HTTP/1.1\r\n")
+        os.kill(found.process.pid, signal.SIGSTOP)
+        for connection in (kept, *fresh):
+            connection.request("POST", INFER, body, headers)
+        probe = http.client.HTTPConnection("127.0.0.1", found.port)
+        probe.request("GET", "/health")
+        os.kill(found.process.pid, signal.SIGTERM)
+        os.kill(found.process.pid, signal.SIGCONT)
+        for connection in (kept, *fresh):
+            answer = connection.getresponse()
+            assert (answer.status, answer.headers["Connection"]) == (200, "close")
+        answer = probe.getresponse()
+        assert (answer.status, answer.read()) == (503, b'{"status":"stopping"}')
+        time.sleep(1)  # the port is closed now
+        slow.sendall(b"\r\n")
+        assert slow.recv(99).startswith(b"HTTP/1.1 200")
+        slow.close()
+        assert found.process.wait(timeout=30) == 0
+
+
 def test_sigterm_answers_what_was_accepted(busy_server: RunningServer):
     """The last test of this server."""
     body, headers = infer_body(make_tensor(2), outputs=["logits"])
@@ -244,3 +325,26 @@ def test_sigterm_answers_what_was_accepted(busy_server: RunningServer):
         busy_server.ask("/health")
     assert busy_server.process.stderr is not None
     assert "indices element out of data bounds" in busy_server.process.stderr.read()
+
+
+BROKEN = """
+import sys
+from phalanx.serve import batching
+from phalanx.cli.main import main
+
+def fail(self):
+    raise MemoryError
+
+batching.Batcher._take_parts = fail
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_server_whose_model_thread_has_ended_ends(model_file, monkeypatch):
+    command = [sys.executable, "-c", BROKEN, "serve"]
+    monkeypatch.setattr("small_server.serve_command", lambda *words: [*command, *map(str, words)])
+    with open_server(model_file) as found:
+        assert found.ask(INFER, *infer_body(make_tensor(1))).status == 503
+        assert found.process.wait(timeout=30) == 70
+        assert found.process.stderr is not None
+        assert "a model's thread has ended" in found.process.stderr.read()

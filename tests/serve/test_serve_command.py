@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,6 +54,7 @@ FILES = {
     "pointer.onnx": (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
     "page.onnx": (b"<!DOCTYPE html><html>", "is a web page"),
     "notes": (b"some notes\n", "is text"),
+    "notes.onnx": (b"some notes\n", "is text; name a run"),
     "noise.onnx": (bytes(range(100, 200)), "onnxruntime cannot load it"),
 }
 
@@ -149,6 +151,7 @@ WORDS = {
     ("--api-key-file", "/nothing"): "--api-key-file /nothing: cannot be read",
     ("--max-bach", "3"): "--max-batch",
     ("--checkpoint", "last"): "--checkpoint last: {file} is a file, which has it already",
+    ("--averaged",): "--averaged: {file} is a file, which has it already",
     ("--precision", "16.32"): "--precision 16.32: {file} is a file, which has it already",
     ("--device", "cuda:0,1"): "--device cuda:0,1: a server uses one device; start one for each",
     ("--device", "cuda"): "this onnxruntime has no CUDA; use --device cpu",
@@ -199,6 +202,14 @@ def test_help_and_mistakes_need_neither_torch_nor_the_packages(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_onnxruntime_reports_nothing(model_file, tmp_path, monkeypatch):
+    """It would keep a number for this machine, and send what is run to its maker."""
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    with open_server(model_file, environment={"HOME": str(tmp_path)}) as found:
+        assert found.stop() == 0
+    assert list(tmp_path.rglob("*")) == []
+
+
 def test_missing_packages_are_named(model_file, capfd, monkeypatch):
     monkeypatch.setattr("phalanx.cli.serve.find_spec", lambda name: None)
     code, said = refuse(capfd, model_file)
@@ -224,7 +235,7 @@ def guarded(model_file, log_file):
 
 def test_a_run_is_answered_by_torch(digits, tmp_path):
     place = tmp_path / "a run"
-    assert main(small_run(digits, place, steps=2, model="resnet8")) == 0
+    assert main(small_run(digits, place, steps=2, model="resnet8", ema_decay=0.99)) == 0
     options = BackendOptions(device="cpu", threads=1, max_batch=4, flags={})
     first, second = open_backends(place, options, count=2)
     metadata = first.metadata
@@ -240,6 +251,15 @@ def test_a_run_is_answered_by_torch(digits, tmp_path):
     assert metadata.has_activation_map and found["activation_map"].shape == (3, 3, 3)
     tensor = model.preprocess(pixels).numpy()
     assert np.allclose(second.run(tensor)["logits"], wanted, atol=1e-5)
+    assert not metadata.averaged
+    average = place / "checkpoints/best/average.safetensors"
+    with torch.inference_mode():
+        wanted = load(average).module(model.preprocess(pixels)).numpy()
+    assert np.abs(found["logits"] - wanted).max() > 1e-3, "the average is the same"
+    for path, how in ((place, replace(options, averaged=True)), (average, options)):
+        (backend,) = open_backends(path, how, count=1)
+        assert backend.metadata.averaged
+        assert np.allclose(backend.run(tensor)["logits"], wanted, atol=1e-5)
 
 
 def test_a_key_is_asked_for_where_the_model_is(guarded: RunningServer):
@@ -262,12 +282,17 @@ def test_ctrl_c_ends_it_and_the_log_has_a_line_for_each_request(guarded: Running
     headers = {**PNG, "X-API-Key": KEY}
     guarded.ask("/predict?top=2", make_png(), headers)
     guarded.ask("/predict", b"none", headers)
+    with socket.create_connection(("127.0.0.1", guarded.port)) as connection:
+        connection.sendall(b"GET /x?secret HTTP/1.1\r\nA: " + b"x" * 40_000)
+        assert connection.recv(99).startswith(b"HTTP/1.1 431")
     assert guarded.stop(signal.SIGINT) == 0
-    *_, good, bad = map(json.loads, log_file.read_text().splitlines())
+    *_, good, bad, refused = map(json.loads, log_file.read_text().splitlines())
     assert (good["method"], good["path"], good["status"], good["images"]) == (
         "POST", "/predict", 200, 1,
     )  # fmt: skip
     assert good["client"] == "127.0.0.1" and good["bytes"] > 100 and "error" not in good
     assert 0 < good["ms"]["compute"] < good["ms"]["total"]
     assert bad["status"] == 400 and "not a JPEG" in bad["error"]
+    assert (refused["path"], refused["status"], refused["client"]) == ("/x", 431, "127.0.0.1")
+    assert "headers are larger" in refused["error"]
     assert KEY not in log_file.read_text()

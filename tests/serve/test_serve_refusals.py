@@ -3,14 +3,19 @@
 import base64
 import gzip
 import json
+import re
 import socket
 import struct
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from phalanx.serve.api_error import ApiError
+from phalanx.serve.body import BodyReader
 from small_server import (
     NAME,
     SIZE,
@@ -111,7 +116,7 @@ BAD = {
     ),
     "another input": (PREDICT, {"instances": [{"x": 1}]}, {}, 400, "one input 'input', found 'x'"),
     "an unknown model": ("/v1/models/x:predict", b"{}", {}, 404, "no model is called 'x'"),
-    "an unknown verb": (f"/v1/models/{NAME}:classify", b"{}", {}, 405, ""),
+    "an unknown verb": (f"/v1/models/{NAME}:classify", b"{}", {}, 404, "nothing is at"),
     # Open Inference Protocol
     "no inputs": (INFER, {}, {}, 400, "exactly one input, one of input, image_bytes"),
     "two inputs": (INFER, {"inputs": [{}, {}]}, {}, 400, "exactly one"),
@@ -183,6 +188,13 @@ def test_bad_requests_get_a_reason(server: RunningServer, what):
     assert server.ask("/health").status == 200
 
 
+def test_a_known_path_with_another_method_is_405(server: RunningServer):
+    for path in (PREDICT, f"/v1/models/{NAME}/versions/1:predict", INFER, "/predict"):
+        answer = server.ask(path)
+        assert (answer.status, answer.headers["allow"]) == (405, "POST")
+        assert answer.json["error"] == f"{path} does not take GET"
+
+
 def test_a_number_that_is_too_large_is_no_mistake_of_the_server(server: RunningServer):
     answer = server.ask(INFER, tensor_input(data=[1e300, *ONE[1:]]))
     assert answer.status == 200
@@ -207,6 +219,13 @@ def send(server: RunningServer, *pieces: bytes, pause_s: float = 0.0) -> bytes:
         return found
 
 
+def read_counter(server: RunningServer, labels: str) -> int:
+    """How many requests of a kind were answered."""
+    text = server.ask("/metrics").body.decode()
+    found = re.search(f"^phalanx_requests_total{re.escape(labels)} ([0-9]+)$", text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
@@ -220,7 +239,11 @@ def send(server: RunningServer, *pieces: bytes, pause_s: float = 0.0) -> bytes:
     ],
 )
 def test_what_is_no_request_is_refused(server: RunningServer, sent, status):
+    route, method = ("/predict", "POST") if b"chunked" in sent else ("other", "other")
+    counter = f'{{route="{route}",method="{method}",status="{status.decode()}"}}'
+    before = read_counter(server, counter)
     assert send(server, sent).startswith(b"HTTP/1.1 " + status)
+    assert read_counter(server, counter) == before + 1
     assert server.ask("/health").status == 200
 
 
@@ -277,3 +300,34 @@ def test_a_client_that_leaves_is_forgotten(server: RunningServer):
 def test_json_of_errors_is_readable_by_everybody(server: RunningServer):
     strange = server.ask("/v1/models/%00%ff%22:predict", b"{}", method="POST")
     assert strange.status == 404 and json.loads(strange.body)["error"]
+
+
+def read_peak_mib(server: RunningServer) -> float:
+    """The most memory that the server ever had."""
+    text = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", text)[1]) / 1024
+
+
+def test_packed_bodies_are_in_memory_one_after_the_other(slow_server: RunningServer):
+    mib, count = 30, 10
+    body = gzip.compress(b'{"instances": [' + b" " * (mib * 2**20) + b"]}")
+    before = read_peak_mib(slow_server)
+    with ThreadPoolExecutor(count) as pool:
+        packed = {"Content-Encoding": "gzip"}
+        asked = [pool.submit(slow_server.ask, PREDICT, body, packed) for _ in range(count)]
+        statuses = [one.result().status for one in asked]
+    assert statuses == [400] * count, "each is told that it has no image, none that it is too much"
+    assert read_peak_mib(slow_server) - before < 4 * mib
+
+
+def test_what_a_body_is_unpacked_to_counts_like_a_body():
+    reader = BodyReader(max_bytes=100, max_s=1.0, total_bytes=150)
+    body = gzip.compress(bytes(60))
+    reader.count(90)
+    assert reader.unpack(body, "gzip") == bytes(60)
+    reader.count(60)
+    with pytest.raises(ApiError) as refused:
+        reader.unpack(body, "gzip")
+    assert refused.value.status == 429 and "too many large requests" in refused.value.message
+    reader.count(-60)
+    assert reader.unpack(body, "gzip") == bytes(60)

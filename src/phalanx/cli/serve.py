@@ -39,6 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
         required=True,
     ),
     CHECKPOINT_FLAG,
+    Argument("--averaged", "The moving average of a run's weights (--ema-decay).", switch=True),
     Argument("--name", "What clients call the model.  [the run's name]"),
     Argument("--host", "Address to listen on; 0.0.0.0 for all.  [127.0.0.1]", default="127.0.0.1"),
     Argument("--port", "Port; 0 for any that is free.  [8000]", default="8000"),
@@ -74,6 +75,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
     options=("device", "precision", "threads", "plugin", *LIMIT_OPTIONS),
     examples={
         "phalanx serve runs/demo": "the best checkpoint of a run, at http://127.0.0.1:8000/",
+        "phalanx serve runs/demo --checkpoint last --averaged": "averaged weights of the newest",
         "phalanx serve runs/demo/export/demo.onnx --port 0": "an exported file, on any free port",
         "phalanx serve model.onnx --max-batch 16 --max-wait-ms 5": "larger batches, more latency",
         "phalanx serve model.onnx --host 0.0.0.0 --api-key-file key.txt": "for other machines",
@@ -145,13 +147,20 @@ def _choose_device(args: ParsedArgs, config: "Config") -> str:
         raise ConfigError(
             f"--device {asked}: a server uses one device; start one for each, on ports of their own"
         )
-    if not model.is_file():
+    from phalanx.serve.backend import is_program
+
+    if not is_program(model):
         return resolve_device(asked)
-    given = {"--checkpoint": args["--checkpoint"], "--precision": args.flags.get("precision")}
+    given = {
+        "--checkpoint": args["--checkpoint"],
+        "--averaged": "" if args["--averaged"] else None,
+        "--precision": args.flags.get("precision"),
+    }
     for flag, value in given.items():
         if value is not None:
             raise ConfigError(
-                f"{flag} {value}: {model} is a file, which has it already; leave the option out, "
+                f"{flag} {value}".strip()
+                + f": {model} is a file, which has it already; leave the option out, "
                 "or name the run"
             )
     from phalanx.serve.onnx_backend import choose_device
@@ -212,6 +221,7 @@ def _read_backend_options(
         max_batch=max_batch,
         flags=args.flags,
         checkpoint=args["--checkpoint"],
+        averaged=args["--averaged"],
     )
 
 

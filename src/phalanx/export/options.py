@@ -164,7 +164,7 @@ def _find_averaged(checkpoint: Path) -> Path:
     raise CheckpointError(
         f"--averaged: {checkpoint} has no averaged weights, because the run was not trained with "
         "--ema-decay; leave the option out, or make an average of checkpoints, phalanx average "
-        "RUN, and export RUN/checkpoints/average"
+        "RUN, and name RUN/checkpoints/average"
     )
 
 
@@ -180,8 +180,15 @@ def read_export_checkpoint(
             f"{path}: is a file ({describe_file(path)}); name the run or the checkpoint to export"
         )
     given = {**flags, "device": "cpu", "precision": "32.32"}
+    return read_weights(path, given, wanted=wanted, averaged=averaged)
+
+
+def read_weights(
+    path: Path, flags: Mapping[str, str], *, wanted: str | None = None, averaged: bool = False
+) -> ScorableCheckpoint:
+    """The checkpoint that a path stands for, or its averaged weights."""
     if not averaged or path.name == AVERAGE_WEIGHTS:
-        return read_checkpoint(path, given, wanted=wanted)
+        return read_checkpoint(path, flags, wanted=wanted)
     chosen, choice = choose_checkpoint(path, wanted)
-    found = read_checkpoint(_find_averaged(chosen), given)
+    found = read_checkpoint(_find_averaged(chosen), flags)
     return replace(found, choice=f"{choice}; its averaged weights" if choice else "")

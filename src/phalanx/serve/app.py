@@ -22,7 +22,7 @@ from phalanx.serve.openapi import build_openapi
 from phalanx.serve.page import build_model_route
 from phalanx.serve.page import routes as page_routes
 from phalanx.serve.predict_api import PredictApi
-from phalanx.serve.service import RECORD_KEY, RequestRecord, Service, to_json
+from phalanx.serve.service import RECORD_KEY, REFUSED_KEY, RequestRecord, Service, to_json
 from phalanx.serve.tensorflow_api import TensorflowApi
 
 _LOGGER = logging.getLogger("phalanx.serve")
@@ -35,7 +35,7 @@ _DOCS_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors '
 Log = Callable[[bytes], None]  # takes a line
 
 
-def build_app(service: Service, *, api_key: str = "", log: Log | None = None) -> ASGIApp:
+def build_app(service: Service, *, api_key: str = "", log: Log | None = None) -> "RequestGate":
     """All routes of a service; api_key: what a client must show, if anything."""
     routes = [
         *PredictApi(service).routes,
@@ -48,8 +48,10 @@ def build_app(service: Service, *, api_key: str = "", log: Log | None = None) ->
     handlers: Any = {ApiError: _describe_api_error, HTTPException: _describe_http_error}
     inner = ExceptionMiddleware(Router(routes, redirect_slashes=False), handlers)
     open_paths = {*_OPEN, *(route.path for route in page_routes)}
-    names = {route.endpoint: route.path for route in reversed(routes)}  # the shortest of each
-    return _RequestGate(inner, service, names, open_paths, api_key=api_key, log=log)
+    names = {
+        route.endpoint: route.path_format for route in reversed(routes)
+    }  # the shortest of each
+    return RequestGate(inner, service, names, open_paths, api_key=api_key, log=log)
 
 
 def _build_own_routes(service: Service, *, needs_key: bool) -> list[Route]:
@@ -97,7 +99,7 @@ async def _describe_http_error(request: Request, error: HTTPException) -> Respon
     return answer
 
 
-class _RequestGate:
+class RequestGate:
     """Around all routes: asks for the key, and logs and counts every request.
 
     What fails unforeseen is a mistake of the server: the client gets 500, the log the reason.
@@ -118,6 +120,7 @@ class _RequestGate:
         self._key, self._open_paths = api_key.encode(), open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
         if scope["type"] != "http":
             return
         record = scope[RECORD_KEY] = RequestRecord()
@@ -147,7 +150,17 @@ class _RequestGate:
             if not status:
                 answer = to_json({"error": "the server failed; its log says why"}, 500)
                 await answer(scope, receive, count_and_send)
+        finally:
+            self._service.bodies.count(-record.unpacked)
+        status, record.error = scope.get(REFUSED_KEY, (status, record.error))
         self._note(scope, record, status, sent)
+
+    def note_refusal(
+        self, client: tuple[str, int] | None, path: str, status: int, why: str
+    ) -> None:
+        """Count and log what the connection refused, before there was a request to handle."""
+        scope = {"method": "", "path": path, "client": client}
+        self._note(scope, RequestRecord(error=why), status, 0)
 
     def _is_allowed(self, scope: Scope) -> bool:
         """Whether a request needs no key, or shows the right one."""

@@ -1,5 +1,6 @@
 """What answers batches: a file that was exported, or a run; and what a file is that is no model."""
 
+import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS
 from phalanx.errors import CheckpointError
 from phalanx.export.file_kind import find_kind
 from phalanx.export.metadata import LOGITS, ModelMetadata
@@ -53,18 +55,24 @@ class BackendOptions:
     max_batch: int
     flags: Mapping[str, str]  # as typed, for a run, which has options of its own
     checkpoint: str | None = None  # of a run: which one
+    averaged: bool = False  # the moving average of its weights
 
 
 def open_backends(path: Path, options: BackendOptions, *, count: int) -> list[Backend]:
     """So many instances of the model that a path stands for; UserError where it is none."""
     _refuse_no_model(path)
-    if path.is_dir():
+    if not is_program(path):
         from phalanx.serve.torch_backend import TorchBackend
 
         return [TorchBackend(path, options) for _ in range(count)]
     from phalanx.serve.onnx_backend import OnnxBackend
 
     return [OnnxBackend(path, options) for _ in range(count)]
+
+
+def is_program(path: Path) -> bool:
+    """Whether a path is a file with a network in it, rather than weights of a run."""
+    return path.is_file() and path.name != AVERAGE_WEIGHTS
 
 
 class FittedModel:
@@ -116,6 +124,7 @@ _WAY_OUT = "name a run, a checkpoint, or a file that `phalanx export RUN --forma
 _PT2 = "an exported program of torch (pt2), which the server does not run"
 _SAFETENSORS = "a safetensors file: weights without a program to run them"
 _ZIP, _SAFETENSORS_HEAD = b"PK\x03\x04", 8
+_HEAD = 64  # bytes that tell what a file is
 
 
 def _refuse_no_model(path: Path) -> None:
@@ -149,8 +158,10 @@ def _describe_file(path: Path) -> str:
     """What a file is that is no ONNX model; empty for one that may be."""
     if not path.is_file():
         return "not a regular file"
+    if not is_program(path):
+        return ""
     with path.open("rb") as file:
-        head = file.read(64)
+        head = file.read(_HEAD)
     if head[_SAFETENSORS_HEAD : _SAFETENSORS_HEAD + 1] == b"{":
         return _SAFETENSORS
     if head.startswith(_ZIP) and path.suffix == ".pt2":
@@ -159,5 +170,17 @@ def _describe_file(path: Path) -> str:
     return find_kind(head) or ("text" if is_text else "") if head else "an empty file"
 
 
+def refuse_text(path: Path) -> None:
+    """Raise CheckpointError for a file that cannot be loaded because it is text."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    if _is_text(head):
+        raise CheckpointError(f"{path}: is text; {_WAY_OUT}")
+
+
 def _is_text(head: bytes) -> bool:
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # which may be cut in a character
+    except UnicodeDecodeError:
+        return False
     return all(byte >= 32 or byte in b"\t\r\n" for byte in head)

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -98,6 +98,18 @@ class _Job:
             self.future.set_exception(error)
 
 
+def _hand_over(job: _Job, function: Callable[..., None], *args: Any) -> None:
+    """Have the event loop of a job call something; where it has ended, nobody waits any more."""
+    with suppress(RuntimeError):
+        job.future.get_loop().call_soon_threadsafe(function, *args)
+
+
+def _refuse_broken() -> ApiError:
+    return ApiError(
+        503, "the server has failed and is stopping; its log says why", headers={"Retry-After": "5"}
+    )
+
+
 class _Part(NamedTuple):
     """Some consecutive rows of a job."""
 
@@ -138,6 +150,7 @@ class Batcher:
         self._rows_queued = 0  # in the queue; under the lock, like the two below
         self._waiting = 0  # in the queue or on their way into it
         self._closed = False
+        self.is_broken = False  # a model thread has ended by a mistake
         self._image_s = 0.0  # that the model takes for one, smoothed
         self._threads: list[threading.Thread] = []
 
@@ -192,6 +205,9 @@ class Batcher:
         """The outputs for rows that have been counted as waiting."""
         job = _Job(rows, is_abandoned)
         with self._changed:
+            if self.is_broken:
+                self._waiting -= len(rows)
+                raise _refuse_broken()
             self._queue.append(job)
             self._rows_queued += len(rows)
             self._changed.notify()
@@ -222,18 +238,34 @@ class Batcher:
             warm.set_exception(error)
             return
         warm.set_result(None)
-        while parts := self._take():
+        try:
+            while parts := self._take():
+                self._run_batch(model, parts)
+        except BaseException as error:
+            _LOGGER.critical("a model's thread has ended", exc_info=error)
+            self._break()
+
+    def _run_batch(self, model: _BatchModel, parts: list[_Part]) -> None:
+        started_at = time.perf_counter()
+        try:
             rows = [part.job.rows[part.begin : part.end] for part in parts]
             batch = rows[0] if len(rows) == 1 else np.concatenate(rows)
-            started_at = time.perf_counter()
-            try:
-                found: Outputs | Exception = model.run(batch)
-            except Exception as error:
-                _LOGGER.error("a batch of %d images failed", len(batch), exc_info=error)
-                found = error
-            ended_at = time.perf_counter()
-            loop = parts[0].job.future.get_loop()
-            loop.call_soon_threadsafe(self._deliver, parts, found, started_at, ended_at)
+            found: Outputs | Exception = model.run(batch)
+        except Exception as error:
+            images = sum(part.end - part.begin for part in parts)
+            _LOGGER.error("a batch of %d images failed", images, exc_info=error)
+            found = error
+        ended_at = time.perf_counter()
+        _hand_over(parts[0].job, self._deliver, parts, found, started_at, ended_at)
+
+    def _break(self) -> None:
+        """Refuse what waits and what comes: whoever watches `is_broken` ends the server."""
+        with self._changed:
+            self.is_broken = True
+            while self._queue:
+                job = self._queue.popleft()
+                self._drop(job)
+                _hand_over(job, job.fail, _refuse_broken())
 
     def _take(self) -> list[_Part]:
         """The rows of the next batch, oldest first; none once the queue is closed and empty."""
@@ -265,8 +297,7 @@ class Batcher:
             if job.is_abandoned():
                 self._queue.popleft()
                 self._drop(job)
-                gone = ApiError(499, "the client has left")
-                job.future.get_loop().call_soon_threadsafe(job.fail, gone)
+                _hand_over(job, job.fail, ApiError(499, "the client has left"))
                 continue
             count = min(room, len(job.rows) - job.taken)
             parts.append(_Part(job, job.taken, job.taken + count))

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import threading
 import zlib
 from urllib.parse import unquote
 
@@ -22,17 +23,23 @@ class BodyReader:
     """Reads bodies; all that are in memory at once share a limit.
 
     max_bytes: of one body. max_s: from the headers to its last byte. Connections count what they
-    hold, from its first byte until it is answered.
+    hold, from its first byte until it is answered, and what a body is unpacked to counts as well.
     """
 
     def __init__(self, *, max_bytes: int, max_s: float, total_bytes: int) -> None:
         self.max_bytes, self._max_s, self._total_bytes = max_bytes, max_s, total_bytes
-        self.held = 0  # bytes, by all connections
+        self._held = 0  # bytes, packed and unpacked; counted by several threads
+        self._lock = threading.Lock()
 
     @property
     def is_over(self) -> bool:
         """Whether all bodies together are too large."""
-        return self.held > self._total_bytes
+        return self._held > self._total_bytes
+
+    def count(self, size: int) -> None:
+        """So many more bytes are in memory, or fewer."""
+        with self._lock:
+            self._held += size
 
     async def read(self, request: Request) -> bytes:
         """The whole body as it came; raises ApiError or ClientLeft."""
@@ -62,7 +69,7 @@ class BodyReader:
                 size += len(chunk)
                 self._refuse_large(size)
             if self.is_over:
-                raise refuse_busy("too many large requests at once")
+                raise _refuse_together()
             if not message.get("more_body"):
                 return chunks
 
@@ -76,7 +83,7 @@ class BodyReader:
             )
 
     def unpack(self, body: bytes, encoding: str) -> bytes:
-        """The body without its Content-Encoding; raises ApiError."""
+        """The body without its Content-Encoding, which the caller counts; raises ApiError."""
         encoding = encoding.strip().lower()
         if encoding in ("", "identity"):
             return body
@@ -85,14 +92,21 @@ class BodyReader:
                 415, f"Content-Encoding {encoding[:40]!r} is not known; use gzip, deflate or none"
             )
         unpacker = zlib.decompressobj(_ENCODINGS[encoding])
+        room = max(0, self._total_bytes - self._held)
         try:
-            unpacked = unpacker.decompress(body, self.max_bytes + 1)
+            unpacked = unpacker.decompress(body, min(self.max_bytes, room) + 1)
         except zlib.error as error:
             raise ApiError(400, f"the body is not {encoding}: {error}") from None
         self._refuse_large(len(unpacked))
+        if len(unpacked) > room:
+            raise _refuse_together()
         if not unpacker.eof:
             raise ApiError(400, f"the body ends in the middle of its {encoding} data")
         return unpacked
+
+
+def _refuse_together() -> ApiError:
+    return refuse_busy("too many large requests at once")
 
 
 def find_boundary(content_type: str) -> bytes:

@@ -23,7 +23,7 @@ from phalanx.serve.arrays import flatten, to_bytes, to_floats
 from phalanx.serve.backend import SHAPES
 from phalanx.serve.batching import Outputs, Rows
 from phalanx.serve.images import ImageFile
-from phalanx.serve.service import FILES_INPUT, VERSION, Service, to_json
+from phalanx.serve.service import FILES_INPUT, VERSION, Service, parse_object, to_json
 
 _EXTENSIONS = ("binary_tensor_data", "classification")
 _HEADER_LENGTH = "inference-header-content-length"
@@ -117,9 +117,12 @@ class InferenceProtocol:
     async def _infer(self, request: Request) -> Response:
         service = self._service
         service.refuse_name(request)
-        body = await service.read_body(request)
-        header, binary = _split_body(body, request.headers.get(_HEADER_LENGTH))
-        asked = await service.parse(header, lambda found: self._read_request(found, binary))
+        length = request.headers.get(_HEADER_LENGTH)
+        asked = await service.read_body(
+            request,
+            lambda body: self._read_request(*_split_body(body, length)),
+            lambda body: len(_split_body(body, length)[0]),
+        )
         return self._answer(asked, await self._classify(request, asked.rows))
 
     async def _classify(self, request: Request, rows: Rows | list[ImageFile]) -> Outputs:
@@ -132,7 +135,8 @@ class InferenceProtocol:
 
     # --- reading ---
 
-    def _read_request(self, found: dict[str, Any], binary: memoryview) -> _InferRequest:
+    def _read_request(self, header: memoryview, binary: memoryview) -> _InferRequest:
+        found = parse_object(header)
         inputs = found.get("inputs")
         if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
             raise ApiError(

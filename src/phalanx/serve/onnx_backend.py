@@ -8,7 +8,7 @@ from phalanx.data.transforms.transform import CROPS
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.export.metadata import METADATA_KEY, ModelMetadata, read_metadata
 from phalanx.plan.machine import resolve_device
-from phalanx.serve.backend import BackendOptions
+from phalanx.serve.backend import BackendOptions, refuse_text
 from phalanx.serve.batching import Outputs, Rows
 
 _DTYPES = {"tensor": "tensor(float)", "image": "tensor(uint8)"}
@@ -33,6 +33,7 @@ class OnnxBackend:
         try:
             self._session = runtime.InferenceSession(str(path), settings, providers=[provider])
         except Exception as error:  # noqa: BLE001 - its exceptions share no other base
+            refuse_text(path)
             reason = str(error).strip().splitlines()[0]
             raise CheckpointError(
                 f"{path}: onnxruntime cannot load it ({reason}); it is damaged or no ONNX file; "

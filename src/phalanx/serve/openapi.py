@@ -16,7 +16,7 @@ _ERRORS = {
     "413": "Too large: the body, or the number of images.",
     "415": "A Content-Type or Content-Encoding that is not known.",
     "429": "Too many images are waiting; Retry-After says when to come again.",
-    "503": "The server is stopping, or the model takes too long.",
+    "503": "The model takes too long, or cannot answer any more.",
 }
 _TEXT: _Schema = {"type": "string"}
 _NUMBER: _Schema = {"type": "number"}

@@ -33,7 +33,7 @@ class PredictApi:
         top, details = self._read_query(request)
         kind = request.headers.get("content-type", "application/octet-stream")
         _refuse_content_type(kind)
-        images = self._find_images(kind, await service.read_body(request))
+        images = await service.read_body(request, lambda body: self._find_images(kind, body))
         service.refuse_count(len(images))
         outputs, prepared = await service.classify_files(request, images)
         if len(images) == 1 and prepared.problems:

@@ -10,8 +10,9 @@ from typing import Any
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from phalanx.serve.app import RequestGate
 from phalanx.serve.body import BodyReader
-from phalanx.serve.service import CYCLE_KEY, ServeLimits
+from phalanx.serve.service import CYCLE_KEY, REFUSED_KEY, ServeLimits
 
 _MAX_HEADER_BYTES = 32 * 1024
 _DISCARD_S = 5.0  # for the rest of a body that was refused
@@ -21,8 +22,10 @@ _WRITE_S = 30.0  # without a byte of an answer being taken
 class LimitedProtocol(HttpToolsProtocol):
     """A connection that is closed when its client sends too much or too slowly."""
 
-    limits = ServeLimits()  # of the server, set on a subclass, as is what bodies are counted by
+    limits = ServeLimits()  # of the server, set on a subclass, as are those below
     bodies = BodyReader(max_bytes=0, max_s=0.0, total_bytes=0)
+    gate: RequestGate  # logs and counts
+    is_stopping = False  # no connection is kept for another request
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -70,6 +73,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_headers = False
         super().on_headers_complete()
         self.cycle.scope[CYCLE_KEY] = self.cycle  # type: ignore[literal-required]
+        if self.is_stopping:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """Keep a part of the body, or let it go where the request is answered already."""
@@ -81,7 +86,7 @@ class LimitedProtocol(HttpToolsProtocol):
         # one piece for the handler, which is not woken before all is there or it is too much
         self.cycle.body += body
         self._held += len(body)
-        self.bodies.held += len(body)
+        self.bodies.count(len(body))
         if len(self.cycle.body) > self.limits.max_request_bytes or self.bodies.is_over:
             self.flow.pause_reading()
             self.cycle.message_event.set()
@@ -103,8 +108,13 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _release(self) -> None:
-        self.bodies.held -= self._held
+        self.bodies.count(-self._held)
         self._held = 0
+
+    def shutdown(self) -> None:
+        """Close once what the client began is answered."""
+        if not self._in_headers:
+            super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP."""
@@ -148,7 +158,11 @@ class LimitedProtocol(HttpToolsProtocol):
                 self.transport.abort()
                 return
             cycle.disconnected = True  # its handler need not answer
+            cycle.scope[REFUSED_KEY] = status, message  # type: ignore[literal-required]
             cycle.message_event.set()
+        else:
+            path = getattr(self, "url", b"").partition(b"?")[0].decode("latin-1")
+            self.gate.note_refusal(self.client, path, status, message)
         body = orjson.dumps({"error": message})
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[status] + head % len(body) + body)

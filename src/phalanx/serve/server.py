@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import uvicorn
 
-from phalanx.errors import EXIT_LEFT_AT_ONCE, NetworkError
+from phalanx.errors import EXIT_LEFT_AT_ONCE, Bug, NetworkError
 from phalanx.serve.app import Log, build_app
 from phalanx.serve.protocol import LimitedProtocol
 from phalanx.serve.service import ServeLimits, Service
@@ -25,6 +25,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SWITCH_S = 0.0005  # between threads that want Python's lock: a model must not wait for parsing
 _SPARE_FILES = 64  # descriptors that are no connections
 _BACKLOG = 1024
+_GRACE_S = 0.5  # after a signal: for requests that were sent before clients could know of it
+_READ_TURNS = 10  # of the event loop, for what has arrived to be read
+_CHECK_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +95,12 @@ class _Server(uvicorn.Server):
         config: uvicorn.Config,
         service: Service,
         listening: _Listening,
+        protocol: type[LimitedProtocol],
         on_ready: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self._service, self._listening, self._on_ready = service, listening, on_ready
+        self._protocol = protocol
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -103,7 +108,7 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         before = {number: signal.getsignal(number) for number in _SIGNALS}
         for number in _SIGNALS:
-            loop.add_signal_handler(number, self._stop, number)
+            loop.add_signal_handler(number, self._handle_signal, number)
         try:
             yield
         finally:
@@ -111,11 +116,18 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
                 signal.signal(number, handler)
 
-    def _stop(self, number: int) -> None:
+    def _handle_signal(self, number: int) -> None:
         if self.should_exit and number == signal.SIGINT:
             os._exit(EXIT_LEFT_AT_ONCE)
+        self._stop()
+
+    def _stop(self) -> None:
         self.should_exit = True
         self._service.ready = False
+        self._protocol.is_stopping = True
+        for connection in self.server_state.connections:
+            if isinstance(connection, LimitedProtocol) and connection.cycle is not None:
+                connection.cycle.keep_alive = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen, and say so."""
@@ -126,13 +138,35 @@ class _Server(uvicorn.Server):
         self._service.ready = True
         self._on_ready()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what was sent before the signal was known, then close."""
+        checking = asyncio.create_task(self._check_while_stopping())
+        await asyncio.sleep(_GRACE_S)
+        for server in self.servers:
+            server.close()
+        # to close a connection resets what was not read of it
+        for _ in range(_READ_TURNS):
+            await asyncio.sleep(0)
+        await super().shutdown(sockets)
+        checking.cancel()
+
+    async def _check_while_stopping(self) -> None:
+        while True:
+            self._check_clients()
+            await asyncio.sleep(_CHECK_S)
+
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: look for clients that are too slow."""
+        """Ten times a second: look for clients that are too slow, and whether the model is well."""
+        if self._service.batcher.is_broken and not self.should_exit:
+            self._stop()
+        self._check_clients()
+        return await super().on_tick(counter)
+
+    def _check_clients(self) -> None:
         now = time.monotonic()
         for connection in list(self.server_state.connections):
             if isinstance(connection, LimitedProtocol):
                 connection.check(now)
-        return await super().on_tick(counter)
 
 
 def run_server(
@@ -146,9 +180,13 @@ def run_server(
     """Warm the models up, answer until a signal comes, then what has been accepted."""
     service.start()
     limits = _fit_connections(service.limits)
+    app = build_app(service, api_key=api_key, log=log)
+    protocol = type(
+        "_Protocol", (LimitedProtocol,), {"limits": limits, "bodies": service.bodies, "gate": app}
+    )
     config = uvicorn.Config(
-        build_app(service, api_key=api_key, log=log),
-        http=type("_Protocol", (LimitedProtocol,), {"limits": limits, "bodies": service.bodies}),
+        app,
+        http=protocol,
         ws="none",
         lifespan="off",
         loop="asyncio",
@@ -162,11 +200,13 @@ def run_server(
     )
     # its warnings are of what clients do wrong
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-    server = _Server(config, service, listening, on_ready)
+    server = _Server(config, service, listening, protocol, on_ready)
     switch_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
         asyncio.run(server.serve(sockets=[listening.socket]))
+        if service.batcher.is_broken:
+            raise Bug("a model's thread has ended; the log above says why")
     finally:
         sys.setswitchinterval(switch_s)
         service.close()

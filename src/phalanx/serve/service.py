@@ -24,6 +24,7 @@ VERSION = "1"  # of the one model that a server has
 FILES_INPUT = "image_bytes"  # the input that takes image files, beside the model's own
 RECORD_KEY = "phalanx.record"  # of a request's scope
 CYCLE_KEY = "phalanx.cycle"
+REFUSED_KEY = "phalanx.refused"  # by the connection: the status and the reason
 _LARGE_JSON = 64 * 1024  # bytes that are parsed beside the event loop
 _BODIES_AT_ONCE = 4  # of the largest size, that are in memory at once
 
@@ -53,6 +54,7 @@ class RequestRecord:
     """What is known of a request, for the log."""
 
     images: int = 0
+    unpacked: int = 0  # bytes that its body was unpacked to
     decode_s: float = 0.0
     queue_s: float = 0.0
     compute_s: float = 0.0
@@ -155,11 +157,10 @@ class Service:
             )
 
     def refuse_early(self) -> None:
-        """Raise where a request cannot be taken, before its body is read."""
-        if not self.ready:
-            raise ApiError(
-                503, "the server is stopping; ask another one", headers={"Retry-After": "1"}
-            )
+        """Raise where a request cannot be taken, before its body is read.
+
+        A server that is stopping takes what still comes: only its probes say that it does not.
+        """
         self.batcher.refuse_full()
 
     def refuse_count(self, images: int) -> None:
@@ -173,36 +174,33 @@ class Service:
                 f"{self.limits.max_images:,}; send them in several",
             )
 
-    async def read_body(self, request: Request) -> bytes:
-        """The body, unpacked."""
+    async def read_body(
+        self,
+        request: Request,
+        read: Callable[[bytes], _Result],
+        measure_json: Callable[[bytes], int] = lambda body: 0,
+    ) -> _Result:
+        """What `read` makes of the body; of a packed one or much JSON beside the event loop."""
         self.refuse_early()
         body = await self.bodies.read(request)
         encoding = request.headers.get("content-encoding", "")
-        if encoding:
-            body = await self.run_beside(self.bodies.unpack, body, encoding)
-        return body
+        if not encoding:
+            is_large = measure_json(body) > _LARGE_JSON
+            return await self.run_beside(read, body) if is_large else read(body)
+        record: RequestRecord = request.scope[RECORD_KEY]
+
+        def unpack_and_read() -> _Result:
+            # in one go, since a few bytes may become many: the next waits until these are read
+            unpacked = self.bodies.unpack(body, encoding)
+            record.unpacked = len(unpacked)
+            self.bodies.count(record.unpacked)  # until the request is answered
+            return read(unpacked)
+
+        return await self.run_beside(unpack_and_read)
 
     async def run_beside(self, function: Callable[..., _Result], *args: Any) -> _Result:
         """The result of something that takes long, without holding up other requests."""
         return await asyncio.get_running_loop().run_in_executor(self._parsing, function, *args)
-
-    async def parse(
-        self, body: bytes | memoryview, read: Callable[[dict[str, Any]], _Result]
-    ) -> _Result:
-        """What `read` makes of a JSON object; a large one beside the event loop."""
-
-        def parse_and_read() -> _Result:
-            try:
-                found = orjson.loads(body)
-            except orjson.JSONDecodeError as error:
-                raise ApiError(400, f"the body is no JSON: {error}") from None
-            if not isinstance(found, dict):
-                raise ApiError(400, "the body must be a JSON object, such as {...}")
-            return read(found)
-
-        if len(body) > _LARGE_JSON:
-            return await self.run_beside(parse_and_read)
-        return parse_and_read()
 
     async def classify_rows(self, request: Request, rows: Rows) -> Outputs:
         """What the model says of rows in its own form."""
@@ -244,6 +242,17 @@ class Service:
         record.queue_s, record.compute_s = timing
         self.metrics.queue_s.observe(timing.queue_s)
         return outputs
+
+
+def parse_object(body: bytes | memoryview) -> dict[str, Any]:
+    """A JSON object; raises ApiError where it is none."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ApiError(400, "the body must be a JSON object, such as {...}")
+    return found
 
 
 def to_json(facts: object, status: int = 200) -> Response:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,10 +17,20 @@ from phalanx.serve.arrays import flatten, to_bytes, to_floats
 from phalanx.serve.backend import SHAPES
 from phalanx.serve.batching import Outputs, Rows
 from phalanx.serve.images import ImageFile
-from phalanx.serve.service import FILES_INPUT, VERSION, Service, to_json
+from phalanx.serve.service import FILES_INPUT, VERSION, Service, parse_object, to_json
 
 _SIGNATURE = "serving_default"
+_NAME, _VERSION = "{name:before_verb}", "{version:before_verb}"
 _TYPES = {"tensor": "DT_FLOAT", "image": "DT_UINT8"}
+
+
+class _BeforeVerb(StringConvertor):
+    """A part of a path that a verb such as :predict may follow."""
+
+    regex = "[^/:]+"
+
+
+register_url_convertor("before_verb", _BeforeVerb())
 
 
 class TensorflowApi:
@@ -28,7 +39,7 @@ class TensorflowApi:
     def __init__(self, service: Service) -> None:
         self._service = service
         self.routes = []
-        for place in ("/v1/models/{name}", "/v1/models/{name}/versions/{version}"):
+        for place in (f"/v1/models/{_NAME}", f"/v1/models/{_NAME}/versions/{_VERSION}"):
             self.routes += [
                 Route(f"{place}:predict", self._predict, methods=["POST"]),
                 Route(f"{place}/metadata", self._metadata),
@@ -67,9 +78,7 @@ class TensorflowApi:
     async def _predict(self, request: Request) -> Response:
         service = self._service
         service.refuse_name(request)
-        body = await service.read_body(request)
-        found, by_rows = await service.parse(body, self._read_request)
-        del body
+        found, by_rows = await service.read_body(request, self._read_request, len)
         outputs = await self._classify(request, found)
         return to_json({"predictions" if by_rows else "outputs": outputs[LOGITS]})
 
@@ -81,8 +90,9 @@ class TensorflowApi:
             raise ApiError(400, f"instance {place}: {problem}")
         return outputs
 
-    def _read_request(self, body: dict[str, Any]) -> tuple[Rows | list[ImageFile], bool]:
+    def _read_request(self, data: bytes) -> tuple[Rows | list[ImageFile], bool]:
         """The images of a request, and whether they came row by row."""
+        body = parse_object(data)
         signature = body.get("signature_name", _SIGNATURE)
         if signature not in (_SIGNATURE, ""):
             raise ApiError(400, f"signature_name {signature!r}"[:100] + f" is not {_SIGNATURE}")

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from phalanx import __version__
 from phalanx.assemble.feed import build_normaliser
-from phalanx.assemble.scorable import read_checkpoint
 from phalanx.assemble.score import open_checkpoint
 from phalanx.assemble.session import Session
 from phalanx.engine.step import compute_logits
 from phalanx.export.metadata import ACTIVATION_MAP, LOGITS, ModelMetadata
 from phalanx.export.network import ExportNetwork, copy_network, find_head
+from phalanx.export.options import read_weights
 from phalanx.models.units import UnitModel
 from phalanx.serve.backend import BackendOptions
 from phalanx.serve.batching import Outputs, Rows
@@ -31,7 +31,7 @@ class TorchBackend:
     def __init__(self, path: Path, options: BackendOptions) -> None:
         self.where = path
         flags = {**options.flags, "device": options.device, "threads": str(options.threads)}
-        checkpoint = read_checkpoint(path, flags, wanted=options.checkpoint)
+        checkpoint = read_weights(path, flags, wanted=options.checkpoint, averaged=options.averaged)
         session = open_checkpoint(checkpoint)
         facts, network = checkpoint.start.facts, _copy_with_head(session)
         self.metadata = ModelMetadata(
@@ -41,6 +41,7 @@ class TorchBackend:
             preprocessing=session.preprocessing,
             preprocessing_fingerprint=session.preprocessing.fingerprint,
             has_activation_map=network is not None,
+            averaged=checkpoint.start.use == "score average" or "averaged" in facts,
             run=facts["run"],
             step=facts["state"]["step"],
             phalanx=__version__,
