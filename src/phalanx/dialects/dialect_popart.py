@@ -153,8 +153,8 @@ def _say_pipeline(text: str, values: OldValues) -> Effect:
     flags = {"pipeline": "true", "shards": str(stages)}
     guessed = values.whole("num-ipus", 1) < 2 * _count_replicas(values)
     warning = (
-        f"--pipeline: a replica has one device, and a pipeline needs more; taken as {stages} stages; "
-        "--num-ipus says how many"
+        f"--pipeline: a replica has one device, and a pipeline needs more; taken as {stages} "
+        "stages; --num-ipus says how many"
     )
     why = f"{stages} stages of about the same cost"
     return Effect(flags=flags, why=why, warnings=(warning,) * guessed, kind="kept")
