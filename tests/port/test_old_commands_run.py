@@ -16,9 +16,9 @@ tf2_resnet50_train_real_pod16:
 """
 SHRUNK = {
     "train": "--data generated --iterations 10 --steps 10 --image-size 32 --batch-size 4 "
-    "--gradient-accumulation 4 --replicas 2 --ckpts-per-epoch 1 --workers 0 --device cpu "
+    "--gradient-accumulation 4 --replicas 2 --ckpts-per-epoch 2 --workers 0 --device cpu "
     "--precision 32.32 --run-dir R",
-    "validate": "--batch-size 1 --image-size 32 --workers 0 --device cpu --precision 32.32",
+    "validate": "--batch-size 2 --image-size 32 --workers 0 --device cpu --precision 32.32",
 }
 MADE = "train --steps 2 --batch-size 4 --validation false --device cpu --run-dir"
 PATHS = r"generated_checkpoints_dir_path|logs/\S+"

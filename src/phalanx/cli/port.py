@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phalanx.catalog.models import MODELS
 from phalanx.cli.command import (
     ALL_OPTIONS,
     JSON_FLAG,
@@ -25,7 +26,8 @@ from phalanx.disk import write_atomically
 from phalanx.errors import ConfigError, DataError, UserError
 from phalanx.port.new_command import expand_variables, find_variables
 from phalanx.port.old_command import is_old_command
-from phalanx.port.ported import Ported, has_preset, port_line
+from phalanx.port.ported import Ported, port_line
+from phalanx.port.preset_values import has_preset
 from phalanx.port.table import TARGET
 from phalanx.port.words import OldLine, read_text_lines, read_words
 
@@ -197,9 +199,9 @@ def _list_flags(name: str) -> Collection[str]:
 def _add_absences(answer: Ported) -> Ported:
     """The answer with warnings about data and runs that are not here."""
     flags, environment = answer.command.flags, {**answer.command.variables, **os.environ}
-    about_run = answer.command.name in ("validate", "average") and not has_preset(
-        flags.get(TARGET, "")
-    )
+    target = flags.get(TARGET, "")
+    about_run = answer.command.name in ("validate", "average") and target not in MODELS
+    about_run = about_run and not has_preset(target)
     names = [*_ABOUT_A_RUN, *([TARGET] if about_run else [])]
     found = []
     for name in ("data-dir", *names):

@@ -3,18 +3,21 @@
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isclose, prod
 
-from phalanx.config.presets import find_preset
-from phalanx.config.read import EXCLUSIVE, read_settings
 from phalanx.config.schema import OPTIONS
-from phalanx.config.text import parse_option_text
 from phalanx.errors import ConfigError, join_problems
 from phalanx.port.dialects import ChosenScript, choose_script
 from phalanx.port.launchers import VARIABLES, read_launch_facts
 from phalanx.port.match import match_words
 from phalanx.port.new_command import NewCommand, quote_word
 from phalanx.port.old_command import OldCommand, read_old_command
+from phalanx.port.preset_values import (
+    find_same_rate,
+    has_preset,
+    is_same_value,
+    lay_over,
+    read_preset_values,
+)
 from phalanx.port.table import (
     TARGET,
     Effect,
@@ -48,9 +51,6 @@ _LAYERS = (
 )  # the last one wins
 _SAID = ("environment", "launcher", "command")  # the layers that stand in the command itself
 _KEPT_VARIABLE = "is set for the new command, too"
-_BATCH_OPTIONS = ("batch-size", "gradient-accumulation", "replicas")
-_LENGTHS = ("warmup-epoch", "lr-decay-length", "lr-decay-period", "lr-epoch-decay")
-_AUTOMATIC = {"gradient-accumulation": 1}  # what an option is that nobody gave
 _OptionsOf = Callable[[str], Collection[str]]  # the flags that a command of ours takes
 
 
@@ -134,26 +134,9 @@ def port_line(
         raise join_problems(chosen.matched.problems)
     port = _read_values(old, chosen)
     port.warnings += [f"{text}: was left out" for text in line.left_out]
-    entries = _list_entries(port)
     script = port.chosen.script
-    preset = _choose_preset(port)
-    command = NewCommand(_COMMANDS[script.kind])
-    flags = _merge_flags(entries)
-    if port.chosen.matched.wants_help:
-        model = {"model": flags["model"]} if flags.get("model") else {}
-        command.flags = {**model, "help": "true"}
-        taken, has = set(command.flags), {}
-    else:
-        has = _read_preset_texts(preset) if preset and script.kind not in _OTHER_TARGETS else {}
-        named = any(flags.get(name) for name in _ABOUT_A_RUN)
-        if named:  # it has its options: only what the command says itself is laid over them
-            entries = [entry for entry in entries if entry.source in _SAID]
-            flags = _merge_flags(entries)
-        taken = _choose_taken(options_of(command.name), flags, named=named)
-        has |= _find_same_rate(flags, has)
-        rest = {n: t for n, t in flags.items() if n in taken and not _is_same(n, t, has)}
-        target = {_OTHER_TARGETS.get(script.kind, TARGET): preset} if preset and not named else {}
-        command.flags = _lay_over({**target, **_order(rest, entries)}, overrides or {})
+    made = _compose(port, options_of, overrides or {})
+    command, entries = made.command, made.entries
     for entry in entries:
         command.launch |= entry.effect.launch
         command.variables |= entry.effect.variables
@@ -162,7 +145,7 @@ def port_line(
             for text in entry.effect.warnings
         ]
     command.launch = {} if local else command.launch
-    rows = _build_rows(entries, has, command, taken)
+    rows = _build_rows(entries, made.has, command, made.taken)
     is_known = port.config_known and not port.chosen.matched.wants_help
     notes = script.notes(port.values) if is_known else []
     return Ported(
@@ -173,9 +156,46 @@ def port_line(
         rows=tuple(rows),
         warnings=tuple(dict.fromkeys([*port.warnings, *notes])),
         config=port.config_name,
-        decided=flags,
+        decided=_merge_flags(entries),
         then=tuple(words for entry in entries for words in entry.effect.then),
     )
+
+
+@dataclass
+class _Composed:
+    """A new command, and what it was made of."""
+
+    command: NewCommand
+    entries: list[_Entry]
+    has: Mapping[str, object]  # what the preset or model that it begins with already has
+    taken: Collection[str]  # the flags that it takes
+
+
+def _compose(port: _Port, options_of: _OptionsOf, overrides: Mapping[str, str]) -> _Composed:
+    """The new command with the flags that its preset does not have."""
+    entries, script = _list_entries(port), port.chosen.script
+    preset, flags = _choose_preset(port), _merge_flags(entries)
+    command = NewCommand(_COMMANDS[script.kind])
+    if port.chosen.matched.wants_help:
+        model = {"model": flags["model"]} if flags.get("model") else {}
+        command.flags = {**model, "help": "true"}
+        return _Composed(command, entries, {}, set(command.flags))
+    has: dict[str, object] = {}
+    if any(flags.get(name) for name in _ABOUT_A_RUN):
+        # a run has its options: only what the command says itself is laid over them
+        entries = [entry for entry in entries if entry.source in _SAID]
+        flags, preset = _merge_flags(entries), None
+    elif script.kind == "validate" and port.config_known and flags.get("model"):
+        preset = flags["model"]  # of a model's name, no preset has a say
+        has = {name: option.default for name, option in OPTIONS.items()} | {"model": preset}
+    elif preset and script.kind not in _OTHER_TARGETS:
+        has = read_preset_values(preset)
+    taken = _choose_taken(options_of(command.name), flags, named=preset is None)
+    has |= find_same_rate(flags, has)
+    rest = {n: t for n, t in flags.items() if n in taken and not is_same_value(n, t, has)}
+    target = {_OTHER_TARGETS.get(script.kind, TARGET): preset} if preset else {}
+    command.flags = lay_over({**target, **_order(rest, entries)}, overrides)
+    return _Composed(command, entries, has, taken)
 
 
 def _read_values(old: OldCommand, chosen: ChosenScript) -> _Port:
@@ -234,15 +254,6 @@ def _choose_preset(port: _Port) -> str | None:
         )
         return name
     return dialect.presets.get(name) or port.chosen.script.preset(port.values)
-
-
-def has_preset(name: str) -> bool:
-    """Whether a preset or a file is found by that name, an old one included."""
-    try:
-        find_preset(name)
-    except ConfigError:
-        return False
-    return True
 
 
 def _list_entries(port: _Port) -> list[_Entry]:
@@ -321,55 +332,15 @@ def _order(flags: Mapping[str, str], entries: Sequence[_Entry]) -> dict[str, str
     return {name: flags[name] for name in dict.fromkeys(order) if name in flags}
 
 
-def _lay_over(flags: dict[str, str], overrides: Mapping[str, str]) -> dict[str, str]:
-    """The flags under options of ours; what these exclude is left out.
-
-    In a run of another length, the preset's warm-up counts, which is shortened where it must be.
-    """
-    rivals = {name for group in EXCLUSIVE if overrides.keys() & set(group) for name in group}
-    rivals |= set(_LENGTHS) if overrides.keys() & {"steps", "epochs"} else set()
-    return {n: text for n, text in flags.items() if n not in rivals} | dict(overrides)
-
-
 def _choose_taken(known: Collection[str], flags: Mapping[str, str], *, named: bool) -> set[str]:
     """The flags that the new command takes."""
     taken = {TARGET, *known}
     if named:
-        taken -= {n for n in OPTIONS if OPTIONS[n].section in _MODEL_SECTIONS} | {"image-size"}
+        taken -= {n for n in OPTIONS if OPTIONS[n].section in _MODEL_SECTIONS}
+        taken -= {"image-size", "data"}  # which a run knows
     if flags.get("resume"):
         taken -= {n for n in OPTIONS if not OPTIONS[n].resumable}
     return taken
-
-
-def _read_preset_texts(preset: str) -> dict[str, object]:
-    """The values of a preset's options; none where it cannot be read here."""
-    try:
-        return read_settings(preset).config.flat()
-    except ConfigError:
-        return {}
-
-
-def _find_same_rate(flags: Mapping[str, str], has: Mapping[str, object]) -> dict[str, object]:
-    """The rate per image that comes to the preset's own rate, where the command has such a one."""
-    exponent = flags.get("base-learning-rate")
-    sizes = [flags.get(n) or has.get(n) or 1 for n in _BATCH_OPTIONS]
-    if exponent is None or has.get("base-learning-rate") is not None:
-        return {}
-    rate = 2 ** float(exponent) * prod(int(str(size)) for size in sizes)
-    own = has.get("lr")
-    same = isinstance(own, float) and isclose(rate, own, rel_tol=1e-8)
-    return {"base-learning-rate": float(exponent)} if same else {}
-
-
-def _is_same(name: str, text: str, has: Mapping[str, object]) -> bool:
-    """Whether the preset already has this value."""
-    if name not in has:
-        return False
-    own = _AUTOMATIC.get(name) if has[name] is None else has[name]
-    try:
-        return bool(parse_option_text(name, text) == own)
-    except ValueError:
-        return False
 
 
 def _build_rows(
@@ -380,13 +351,15 @@ def _build_rows(
 ) -> list[PortedRow]:
     """A row for each thing the command says, and for each implied one that adds to it."""
     flags = _merge_flags(entries)
+    is_model = command.flags.get(TARGET, "") == has.get("model")
+    already = "as it is by default" if is_model else "as the preset has it"
     last = {name: entry for entry in entries for name in entry.effect.flags}
     rows = []
     for entry in (e for source in reversed(_LAYERS) for e in entries if e.source == source):
         own = {n: t for n, t in entry.effect.flags.items() if flags.get(n) == t}
         written = {n: t for n, t in own.items() if n in taken}
         is_said = entry.source in _SAID
-        added = {n: t for n, t in written.items() if not _is_same(n, t, has)}
+        added = {n: t for n, t in written.items() if not is_same_value(n, t, has)}
         shown = written if is_said else {n: t for n, t in added.items() if last[n] is entry}
         if not (is_said or shown or entry.effect.variables):
             continue
@@ -395,7 +368,7 @@ def _build_rows(
         if own and not written:
             why, kind = "the new command has no use for it", "nothing"
         elif is_said and written and not added:
-            why = "; ".join(filter(None, [why, "as the preset has it"]))
+            why = "; ".join(filter(None, [why, already]))
         old = " ".join(entry.old.split())
         rows.append(PortedRow(old, " ".join(map(quote_word, words)), kind, why, entry.source))
     return rows

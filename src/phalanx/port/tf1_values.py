@@ -344,7 +344,9 @@ def build_noise(kind: str, *, scores: bool = False) -> Apply:
         if text != "true":
             return Effect()
         if scores:
-            return Effect(flags={f"{kind}-data": "true"}, why=f"noise made {where}", kind="kept")
+            small = {} if is_imagenet(values) else {"image-size": "32"}
+            flags = {f"{kind}-data": "true", **small}
+            return Effect(flags=flags, why=f"noise made {where}", kind="kept")
         steps = max(1, _count_images(values) // _count_batch(values))
         flags = {"data": kind, "data-dir": "", "iterations": str(steps)}
         flags["image-size"] = values.text("image-size") or str(_find_image_size(values))

@@ -1,0 +1,63 @@
+"""What a preset already has, and what is laid over it."""
+
+from collections.abc import Mapping
+from math import isclose, prod
+
+from phalanx.config.presets import find_preset
+from phalanx.config.read import EXCLUSIVE, read_settings
+from phalanx.config.text import parse_option_text
+from phalanx.errors import ConfigError
+
+_BATCH_OPTIONS = ("batch-size", "gradient-accumulation", "replicas")
+_LENGTHS = ("warmup-epoch", "lr-decay-length", "lr-decay-period", "lr-epoch-decay")
+_AUTOMATIC = {"gradient-accumulation": 1}  # what an option is that nobody gave
+
+
+def has_preset(name: str) -> bool:
+    """Whether a preset or a file is found by that name, an old one included."""
+    try:
+        find_preset(name)
+    except ConfigError:
+        return False
+    return True
+
+
+def read_preset_values(preset: str) -> dict[str, object]:
+    """The values of a preset's options; none where it cannot be read here."""
+    try:
+        return read_settings(preset).config.flat()
+    except ConfigError:
+        return {}
+
+
+def find_same_rate(flags: Mapping[str, str], has: Mapping[str, object]) -> dict[str, object]:
+    """The rate per image that comes to the preset's own rate, where the command has such a one."""
+    exponent = flags.get("base-learning-rate")
+    sizes = [flags.get(n) or has.get(n) or 1 for n in _BATCH_OPTIONS]
+    if exponent is None or has.get("base-learning-rate") is not None:
+        return {}
+    rate = 2 ** float(exponent) * prod(int(str(size)) for size in sizes)
+    own = has.get("lr")
+    same = isinstance(own, float) and isclose(rate, own, rel_tol=1e-8)
+    return {"base-learning-rate": float(exponent)} if same else {}
+
+
+def is_same_value(name: str, text: str, has: Mapping[str, object]) -> bool:
+    """Whether the preset already has this value."""
+    if name not in has:
+        return False
+    own = _AUTOMATIC.get(name) if has[name] is None else has[name]
+    try:
+        return bool(parse_option_text(name, text) == own)
+    except ValueError:
+        return False
+
+
+def lay_over(flags: dict[str, str], overrides: Mapping[str, str]) -> dict[str, str]:
+    """The flags under options of ours; what these exclude is left out.
+
+    In a run of another length, the preset's warm-up counts, which is shortened where it must be.
+    """
+    rivals = {name for group in EXCLUSIVE if overrides.keys() & set(group) for name in group}
+    rivals |= set(_LENGTHS) if overrides.keys() & {"steps", "epochs"} else set()
+    return {n: text for n, text in flags.items() if n not in rivals} | dict(overrides)
