@@ -131,7 +131,8 @@ def _count_parts(values: OldValues) -> int:
 def _say_accumulation(text: str, values: OldValues) -> Effect:
     _, count = _share_batch(values)
     parts = _count_parts(values)
-    why = f"the {parts} parts of a batch, {text} times" if parts > 1 else ""
+    several = f", {text} times" * (int(text) > 1)
+    why = f"the {parts} parts of a batch{several}" if parts > 1 else ""
     kind: OutcomeKind = "computed" if parts > 1 else "renamed"
     return Effect(flags={"gradient-accumulation": str(count)}, why=why, kind=kind)
 
@@ -152,8 +153,8 @@ def _say_pipeline(text: str, values: OldValues) -> Effect:
     flags = {"pipeline": "true", "shards": str(stages)}
     guessed = values.whole("num-ipus", 1) < 2 * _count_replicas(values)
     warning = (
-        f"--pipeline: without more devices than replicas there is none; taken as {stages} stages, "
-        "give --num-ipus for another number"
+        f"--pipeline: a replica has one device, and a pipeline needs more; taken as {stages} "
+        "stages; --num-ipus says how many"
     )
     why = f"{stages} stages of about the same cost"
     return Effect(flags=flags, why=why, warnings=(warning,) * guessed, kind="kept")
