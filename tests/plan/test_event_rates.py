@@ -1,4 +1,4 @@
-"""How often may be asked for: every example of seed 001, its warnings and its error.
+"""How often may be asked for: every example of the TensorFlow 2 application, its warnings and its error.
 
 "section 8" and the like are parts of ancestors.md, the list of facts about earlier programs.
 """
@@ -32,7 +32,7 @@ def due_steps(every: Every) -> list[int]:
     return [step for step in range(every.total_steps + 1) if every.due(step)]
 
 
-# --- seed 001, "Periodic host events": CIFAR-10, micro-batch 8, accumulation 8 ---
+# --- TensorFlow 2, "Periodic host events": CIFAR-10, micro-batch 8, accumulation 8 ---
 
 
 def test_one_log_an_epoch():

@@ -41,7 +41,7 @@ def by_epoch(initial: float, final: float, epochs: int) -> dict[int, float]:
 
 
 def test_the_example_of_a_hundred_epochs():
-    # seed 000: epochs 1-25 at 16, 26-50 at 32, 51-75 at 64, 76-100 at 128
+    # PyTorch Lightning: epochs 1-25 at 16, 26-50 at 32, 51-75 at 64, 76-100 at 128
     planned = scale(16, 128, 100, 781)
     stages = {(1, 25): 16, (26, 50): 32, (51, 75): 64, (76, 100): 128}
     for (first, last), value in stages.items():

@@ -1,4 +1,4 @@
-"""Presets in runs that are shorter than they were made for, and how often seed 001's log."""
+"""Presets in runs that are shorter than they were made for, and how often those of TensorFlow 2 log."""
 
 import pytest
 
@@ -154,7 +154,7 @@ def test_the_highest_rate_is_that_of_the_best_step(name, length):
         assert plan.schedule.find_highest() == max(plan.lr(step) for step in range(steps))
 
 
-# --- seed 001, "Periodic host events": CIFAR-10, micro-batch 8, accumulation 8 ---
+# --- TensorFlow 2, "Periodic host events": CIFAR-10, micro-batch 8, accumulation 8 ---
 
 
 def seed_001(logs: str, epochs: int = 6, **flags: object) -> Plan:

@@ -107,7 +107,7 @@ class ScheduleConfig(Section):
     )
     warmup_mode: Literal["ramp", "mask", "shift", "ramp-shift"] = option(
         "ramp",
-        "ramp: multiply the running schedule by t/W. mask, shift: as seed 001; shift lets the "
+        "ramp: multiply the running schedule by t/W. mask, shift: as TensorFlow 2 recipes; shift lets the "
         "schedule begin after it.",
     )
     lr_decay: NumbersText = option(

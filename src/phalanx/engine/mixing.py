@@ -16,7 +16,7 @@ from torch import Tensor
 from phalanx.plan.draws import draw_beta, draw_uniform
 
 _MIXUP_PARTNER, _CUTMIX_PARTNER = 1, 2  # how far the partner stands from an image
-_VERSION_1_SPREAD = 4.0  # seed 002's first form: the share kept is 1 + ln(u) / 4
+_VERSION_1_SPREAD = 4.0  # TensorFlow 1's first form: the share kept is 1 + ln(u) / 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Mixing:
     mixup_alpha: float = 0.0  # of the Beta distribution each image's share comes from
     cutmix_low: float = 0.0  # share of the image that a pasted box leaves, uniform up to...
     cutmix_high: float = 0.0  # ...this; 0 for no boxes
-    cutmix_lambda: float = 1.0  # instead: seed 002's way to draw that share; 1 for no boxes
+    cutmix_lambda: float = 1.0  # instead: TensorFlow 1's way to draw that share; 1 for no boxes
     cutmix_skip: float = 0.0  # share of micro-batches without a box
     repeats: int = 1  # times an image comes in a row: partners stand so much further apart
 
