@@ -1,4 +1,4 @@
-"""How often may be asked for: every example of the TensorFlow 2 application, its warnings and its error.
+"""How often may be asked for: every example of TensorFlow 2's, its warnings and its error.
 
 "section 8" and the like are parts of ancestors.md, the list of facts about earlier programs.
 """

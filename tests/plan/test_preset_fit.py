@@ -1,4 +1,4 @@
-"""Presets in runs that are shorter than they were made for, and how often those of TensorFlow 2 log."""
+"""Presets in runs shorter than they were made for, and how often those of TensorFlow 2 log."""
 
 import pytest
 

@@ -107,8 +107,8 @@ class ScheduleConfig(Section):
     )
     warmup_mode: Literal["ramp", "mask", "shift", "ramp-shift"] = option(
         "ramp",
-        "ramp: multiply the running schedule by t/W. mask, shift: as TensorFlow 2 recipes; shift lets the "
-        "schedule begin after it.",
+        "ramp: multiply the running schedule by t/W. mask, shift: as in recipes of TensorFlow 2; "
+        "shift lets the schedule begin after it.",
     )
     lr_decay: NumbersText = option(
         "0.1",
