@@ -1,6 +1,7 @@
 """An export that is wrong is never left behind, and the message says where it parts."""
 
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.export import fold
 from phalanx.export.check_images import CheckImages
 from phalanx.export.parity import ParityCase, check_parity
+from phalanx.export.place import refuse_taken
 
 
 @pytest.fixture
@@ -151,9 +153,63 @@ def test_a_place_that_is_taken_is_left_alone(run, tmp_path):
     (tmp_path / "model.pt2").write_text("mine")
     with pytest.raises(ConfigError, match="exists, and is not known to be an export"):
         phalanx.export(run, format="pt2", out=tmp_path / "model.pt2")
-    with pytest.raises(ConfigError, match="exists, and is not known to be an export"):
-        phalanx.export(run, format="triton", out=tmp_path)
     assert (tmp_path / "model.pt2").read_text() == "mine"
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "pt2", "safetensors"])
+def test_a_file_of_somebody_else_beside_an_export_is_left_alone(run, tmp_path, suffix):
+    phalanx.export(run, format="safetensors", out=tmp_path / "ours.safetensors", check_images=1)
+    (tmp_path / f"mine.{suffix}").write_text("mine")
+    with pytest.raises(ConfigError, match="exists, and is not known to be an export"):
+        phalanx.export(run, format=suffix, out=tmp_path / f"mine.{suffix}")
+    assert (tmp_path / f"mine.{suffix}").read_text() == "mine"
+
+
+def test_a_folder_with_more_than_an_export_is_left_alone(run, tmp_path, built_model):
+    box = tmp_path / "box"
+    phalanx.export(run, out=box / "m.onnx", check_images=1)
+    options = {"format": "triton", "out": tmp_path, "name": "box", "check_images": 1}
+    for name in ("a.txt", "b.txt", "c.txt"):
+        (box / name).write_text("precious")
+    with pytest.raises(ConfigError) as error:
+        phalanx.export(run, **options)
+    assert str(error.value) == (
+        f"--out {box}: holds what is no part of an export (a.txt, b.txt, c.txt and 1 more), and "
+        "would be replaced; choose another --out, or move that away"
+    )
+    assert (box / "m.onnx").is_file() and (box / "c.txt").read_text() == "precious"
+
+
+def test_a_folder_with_the_names_of_an_export_alone_is_left_alone(tmp_path):
+    files = ("model.safetensors", "config.json")
+    for name in (*files, "README.md"):
+        (tmp_path / name).write_text("---\n- phalanx-export\n---\n")
+    with pytest.raises(ConfigError, match="is not known to be an export"):
+        refuse_taken(tmp_path, files)
+
+
+def test_what_comes_while_an_export_is_checked_is_left_alone(run, tmp_path, monkeypatch):
+    def check_slowly(*args, **kwargs):
+        (tmp_path / "w.safetensors").write_text("mine")
+        return check_parity(*args, **kwargs)
+
+    module = import_module("phalanx.export.run")  # phalanx.export is a function, too
+    monkeypatch.setattr(module, "check_parity", check_slowly)
+    with pytest.raises(ConfigError, match="is not known to be an export"):
+        phalanx.export(run, format="safetensors", out=tmp_path / "w.safetensors", check_images=1)
+    assert (tmp_path / "w.safetensors").read_text() == "mine"
+
+
+def test_each_file_of_a_folder_has_its_card(run, tmp_path):
+    options = {"format": "safetensors", "check_images": 1}
+    for _ in range(2):
+        for name, card in (("one", "README.md"), ("two", "two.safetensors.md")):
+            done = phalanx.export(run, out=tmp_path / f"{name}.safetensors", name=name, **options)
+            assert done.card == tmp_path / card
+    assert "# one" in (tmp_path / "README.md").read_text()
+    (tmp_path / "three.safetensors.md").write_text("my notes")
+    with pytest.raises(ConfigError, match=r"three\.safetensors\.md, which is somebody else's"):
+        phalanx.export(run, out=tmp_path / "three.safetensors", **options)
 
 
 def test_a_readme_of_somebody_else_is_left_alone(run, tmp_path):

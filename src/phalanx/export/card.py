@@ -10,8 +10,9 @@ from phalanx.export.card_facts import (
     escape_text,
 )
 from phalanx.export.metadata import ModelMetadata
-from phalanx.export.options import MARK, ExportOptions
+from phalanx.export.options import ExportOptions
 from phalanx.export.parity import ParityReport
+from phalanx.export.place import write_card_mark
 from phalanx.export.usage import describe_usage
 
 _HEAD = """\
@@ -20,7 +21,8 @@ library_name: {library}
 pipeline_tag: image-classification
 tags:
 - image-classification
-- {mark}
+- phalanx-export
+{mark}
 ---
 """
 _LIBRARIES = {  # as the Hugging Face hub calls them
@@ -56,7 +58,7 @@ def write_card(
         "How this export was checked": _describe_check(report, metadata),
     }
     sections = [f"## {title}\n\n{text}" if title else text for title, text in parts.items()]
-    head = _HEAD.format(mark=MARK, library=_LIBRARIES[options.format])
+    head = _HEAD.format(mark=write_card_mark(file), library=_LIBRARIES[options.format])
     return "\n\n".join([f"{head}\n# {metadata.name}", *sections]) + "\n"
 
 

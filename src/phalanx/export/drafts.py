@@ -67,16 +67,12 @@ def _draft_timm(session: Session, metadata: ModelMetadata, _: str, __: int) -> D
 
 
 def _draft_triton(session: Session, metadata: ModelMetadata, _: str, max_batch: int) -> Draft:
-    folder = f"{metadata.name}/1"
-    inner = _draft_onnx(session, metadata, f"{folder}/model.onnx", max_batch)
+    inner = _draft_onnx(session, metadata, "1/model.onnx", max_batch)
     assert inner.network is not None
     outputs = inner.network(make_example(metadata))
     map_shape = tuple(outputs[1].shape[1:]) if metadata.has_activation_map else None
     config = write_triton_config(metadata, max_batch=max_batch, map_shape=map_shape)
-    own = {
-        f"{metadata.name}/config.pbtxt": config,
-        f"{metadata.name}/{LABELS}": write_labels(metadata),
-    }
+    own = {"config.pbtxt": config, LABELS: write_labels(metadata)}
     return replace(inner, files={**inner.files, **own})
 
 

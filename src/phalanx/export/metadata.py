@@ -9,6 +9,7 @@ from phalanx.assemble.dataset_summary import Preprocessing
 from phalanx.errors import CheckpointError
 
 METADATA_KEY = "phalanx"  # under which a file's own metadata has it, as JSON
+PT2_METADATA = f"{METADATA_KEY}.json"  # among the extra files of a pt2
 METADATA_FORMAT = 1
 LOGITS, ACTIVATION_MAP = "logits", "activation_map"  # the outputs
 INPUT_NAMES = {"tensor": "input", "image": "image"}

@@ -19,7 +19,6 @@ _DTYPES = ("float32", "float16", "bfloat16")
 _LONGEST_NAME = 100
 _NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{_LONGEST_NAME - 1}}}")
 _ODD_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
-MARK = "phalanx-export"  # in every model card of ours: what has it beside it may be replaced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +27,7 @@ class _ExportFormat:
 
     help: str
     suffix: str = ""  # of its file; none for a folder
+    files: tuple[str, ...] = ()  # in its folder, beside the card; the model first
     packages: tuple[str, ...] = ()
     computes: bool = True  # holds the network; else its weights alone, for another program's
     dtypes: tuple[str, ...] = _DTYPES
@@ -48,10 +48,13 @@ _FORMATS = {
         help="the weights alone, under timm's names", suffix=".safetensors", computes=False
     ),
     "timm": _ExportFormat(
-        help="a folder that timm.create_model and the Hugging Face hub read", computes=False
+        help="a folder that timm.create_model and the Hugging Face hub read",
+        files=("model.safetensors", "config.json"),
+        computes=False,
     ),
     "triton": _ExportFormat(
-        help="a model repository for NVIDIA's Triton server",
+        help="a model in a repository for NVIDIA's Triton server",
+        files=("1/model.onnx", "config.pbtxt", "labels.txt"),
         packages=_ONNX_PACKAGES,
         dtypes=_DTYPES[:2],
     ),
@@ -134,9 +137,10 @@ class ExportOptions:
             here = Path.cwd()
             folder = (run.relative_to(here) if run.is_relative_to(here) else run) / "export"
             out = folder if self.format == "onnx" else folder / self.format
-            return out / f"{name}{self.kind.suffix}" if self.kind.suffix else out
+            if self.kind.suffix:
+                return out / f"{name}{self.kind.suffix}"
         if not self.kind.suffix:
-            return out
+            return out / name if self.format == "triton" else out  # a repository has many models
         if out.suffix == self.kind.suffix and not out.is_dir():
             return out
         if out.suffix in {kind.suffix for kind in _FORMATS.values() if kind.suffix}:
