@@ -127,12 +127,10 @@ def _print_export(exported: "ExportedModel") -> None:
     checked, about = exported.checked, exported.metadata
     for note in exported.notes:
         print(f"note: {note}", file=sys.stderr)
-    *first, last = checked.batches
     print(
-        f"agrees with the checkpoint on {checked.source}, in batches of "
-        f"{', '.join(map(str, first))} and {last}: logits within {checked.logits_differ_by:.1e} "
-        f"({checked.allowed:.1e} allowed), same top-1 for {checked.top1_equal:,} of "
-        f"{checked.images:,}"
+        f"agrees with the checkpoint on {checked.source}, in {checked.describe_batches()}: "
+        f"logits within {checked.logits_differ_by:.1e} ({checked.allowed:.1e} allowed), same top-1 "
+        f"for {checked.describe_top1()}"
     )
     print(f"{exported.path}: {about.model}, {about.dtype}, {format_bytes(exported.bytes)}")
     if exported.computes:

@@ -13,9 +13,14 @@ from phalanx.export.parity import Runner
 from phalanx.export.timm_config import write_timm_config
 from phalanx.export.torch_program import open_program, serialise_program
 from phalanx.export.triton_config import LABELS, write_labels, write_triton_config
-from phalanx.export.weights_file import open_weights, serialise_weights
+from phalanx.export.weights_file import import_timm, open_timm, open_weights, serialise_weights
 from phalanx.models.units import UnitModel
 from phalanx.plan.model import build_variant
+
+_NO_TIMM = (
+    "timm itself was not run, since it could not be imported: the weights were checked in "
+    "Phalanx's own network, config.json was not"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +31,7 @@ class Draft:
     open: Callable[[Path], Runner]  # from the folder they were written to
     network: ExportNetwork | None = None  # that was written, where it was
     onnx: Any = None  # the model of an ONNX file, with what its nodes come from
+    notes: tuple[str, ...] = ()  # of what could not be checked
 
 
 def _draft_onnx(session: Session, metadata: ModelMetadata, file: str, _: int) -> Draft:
@@ -56,13 +62,20 @@ def _draft_safetensors(session: Session, metadata: ModelMetadata, file: str, _: 
 
 
 def _draft_timm(session: Session, metadata: ModelMetadata, _: str, __: int) -> Draft:
-    file = "model.safetensors"
+    file, timm = "model.safetensors", import_timm()
+
+    def open_folder(folder: Path) -> Runner:
+        if timm is not None:
+            return open_timm(timm, folder)
+        return open_weights(folder / file, _build_empty(session), metadata)
+
     return Draft(
         files={
             "config.json": write_timm_config(build_variant(session.config), metadata),
             file: _serialise_session(session, metadata),
         },
-        open=lambda folder: open_weights(folder / file, _build_empty(session), metadata),
+        open=open_folder,
+        notes=() if timm is not None else (_NO_TIMM,),
     )
 
 

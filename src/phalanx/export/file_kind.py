@@ -55,7 +55,7 @@ def is_own_export(path: Path) -> bool:
 
 def _onnx_has_metadata(path: Path) -> bool:
     import onnx
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
         model = onnx.load(path, load_external_data=False)

@@ -1,6 +1,5 @@
 """What can be exported and how, checked before torch is imported."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
@@ -11,14 +10,12 @@ from phalanx.assemble.scorable import ScorableCheckpoint, choose_checkpoint, rea
 from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS
 from phalanx.errors import CheckpointError, ConfigError, suggest
 from phalanx.export.file_kind import describe_file
+from phalanx.export.metadata import make_name, refuse_name
 from phalanx.export.timm_config import refuse_unknown_to_timm
 from phalanx.plan.model import build_variant
 from phalanx.report.folder import is_run_folder
 
 _DTYPES = ("float32", "float16", "bfloat16")
-_LONGEST_NAME = 100
-_NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{_LONGEST_NAME - 1}}}")
-_ODD_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +87,8 @@ class ExportOptions:
                 f"--with-preprocessing: --format {self.format} holds weights alone, which take no "
                 "input; leave the option out, or use --format onnx"
             )
-        if self.name is not None and not _NAME.fullmatch(self.name):
-            raise ConfigError(
-                f"--name {self.name}: a name is made of up to {_LONGEST_NAME} letters, digits, "
-                "'.', '_' and '-', not '.' first, because addresses and files have it in them"
-            )
+        if self.name is not None:
+            refuse_name(self.name)
 
     @property
     def kind(self) -> _ExportFormat:
@@ -120,8 +114,7 @@ class ExportOptions:
 
     def choose_name(self, checkpoint: ScorableCheckpoint) -> str:
         """What the model is called: as asked, else as its run, in characters of an address."""
-        found = _ODD_CHARACTERS.sub("-", checkpoint.start.facts["run"]).strip("-.")
-        return self.name or found[:_LONGEST_NAME] or "model"
+        return self.name or make_name(checkpoint.start.facts["run"]) or "model"
 
     def choose_path(self, checkpoint: ScorableCheckpoint) -> Path:
         """Where the export goes: the file, or the folder of a format that is one."""

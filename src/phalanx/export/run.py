@@ -94,9 +94,17 @@ def export_checkpoint(
             case,
             dtype=metadata.dtype,
             max_batch=options.max_batch,
-            explain=partial(explain_disagreement, session, draft, case),
+            explain=partial(explain_disagreement, session, draft, case, metadata.dtype),
         )
-        text = write_card(session, checkpoint, metadata, report, options=options, file=path.name)
+        text = write_card(
+            session,
+            checkpoint,
+            metadata,
+            report,
+            options=options,
+            file=path.name,
+            notes=draft.notes,
+        )
         size = sum(file.stat().st_size for file in stage.rglob("*") if file.is_file())
         write_file(stage / CARD, text)
         refuse_taken(path, files)  # the check takes a while, in which others may have written
@@ -113,7 +121,7 @@ def export_checkpoint(
         checked=report,
         bytes=size,
         computes=options.kind.computes,
-        notes=(_FLIP_NOTE,) if session.config.augment.flip_averaging else (),
+        notes=(*draft.notes, *((_FLIP_NOTE,) if session.config.augment.flip_averaging else ())),
     )
 
 
