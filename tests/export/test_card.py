@@ -14,7 +14,7 @@ import phalanx
 from phalanx.assemble.feed import build_normaliser
 from phalanx.data.formats.decode import decode
 from phalanx.data.transforms.transform import build_transform
-from phalanx.export.card_facts import _hide_paths
+from phalanx.export import card_facts
 from phalanx.export.usage import describe_usage
 
 
@@ -91,9 +91,21 @@ def test_the_card_says_what_the_model_is(exported, run):
     assert str(run.parent) not in card  # no path of this machine
 
 
-def test_a_command_loses_the_places_of_this_machine():
-    command = "phalanx train a.yaml --data-dir /home/me/cats/ --run-dir=/tmp/runs/cats --lr 1/2"
-    assert _hide_paths(command) == "phalanx train a.yaml --data-dir cats --run-dir=cats --lr 1/2"
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("phalanx train --data-dir=/home/me/data", "phalanx train --data-dir=data"),
+        ("/opt/bin/phalanx train '/my data/set one'", "phalanx train 'set one'"),
+        (
+            "phalanx train --plugin /a/b.py,~/c/d.py,../e/f.py",
+            "phalanx train --plugin b.py,d.py,f.py",
+        ),
+        ("phalanx train --data images/cats --lr 0.1", "phalanx train --data images/cats --lr 0.1"),
+        ("phalanx train it's /home/me/x", "phalanx train 'it'\"'\"'s' x"),
+    ],
+)
+def test_the_recipe_names_no_folder_of_this_machine(command, shown):
+    assert card_facts._hide_paths(command) == shown
 
 
 def test_averaged_weights_have_their_own_score(run, tmp_path):

@@ -1,6 +1,7 @@
 """An export that is wrong is never left behind, and the message says where it parts."""
 
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import onnx
@@ -9,9 +10,10 @@ from PIL import Image
 
 import phalanx
 from phalanx.errors import CheckpointError, ConfigError, DataError
-from phalanx.export import drafts, fold
+from phalanx.export import drafts, fold, network, parity
 from phalanx.export.check_images import CheckImages
 from phalanx.export.parity import ParityCase, check_parity
+from phalanx.export.place import refuse_taken
 from phalanx.export.weights_file import serialise_weights
 
 
@@ -36,7 +38,9 @@ def test_a_file_with_a_wrong_weight_is_told_by_its_unit(run, out, built_model):
     message = refuse(run, out)
     assert "the export disagrees with the checkpoint, so nothing was written: in a batch" in message
     assert "t10k-images-idx3-ubyte[" in message  # which image
-    assert message.endswith("layer2/0 is the first unit to differ in the file")
+    assert message.endswith(
+        "layer2/0 is the first unit to differ in the file; use another --format"
+    )
 
 
 def test_a_wrong_fold_is_told_by_its_unit(run, out, monkeypatch):
@@ -48,8 +52,33 @@ def test_a_wrong_fold_is_told_by_its_unit(run, out, monkeypatch):
             conv.bias += 3
 
     monkeypatch.setattr(fold, "_fold_pair", fold_wrong)
-    message = refuse(run, out.with_suffix(".pt2"), format="pt2")
-    assert message.endswith("layer3/0 is the first unit to differ, with folded norms")
+    for dtype in ("float32", "bfloat16"):
+        message = refuse(run, out.with_suffix(".pt2"), format="pt2", dtype=dtype)
+        assert message.endswith(
+            "layer3/0 is the first unit to differ, with folded norms; use --format safetensors, "
+            "which keeps them"
+        )
+
+
+def test_what_16_bits_change_is_told_with_the_way_out(run, out, monkeypatch):
+    monkeypatch.setitem(parity._ROUNDING, "bfloat16", 1e-5)
+    message = refuse(run, out.with_suffix(".pt2"), format="pt2", dtype="bfloat16")
+    assert message.endswith("use --dtype float32") and "folded" not in message
+    weights = out.with_suffix(".safetensors")
+    message = refuse(run, weights, format="safetensors", dtype="bfloat16")
+    assert message.endswith("; use --dtype float32")
+
+
+def test_a_unit_that_16_bits_change_is_named(run, out, monkeypatch):
+    right = network.convert_weights
+
+    def convert_wrong(model, dtype):
+        right(model, dtype)
+        model.get_submodule("layer2.0.conv2").weight *= 1.5
+
+    monkeypatch.setattr(network, "convert_weights", convert_wrong)
+    message = refuse(run, out.with_suffix(".pt2"), format="pt2", dtype="float16")
+    assert message.endswith("layer2/0 is the first unit to differ, in float16; use --dtype float32")
 
 
 def test_a_batch_that_became_fixed_is_found(run, out, built_model):
@@ -109,23 +138,25 @@ def test_images_are_the_runs_then_those_given_then_our_own(run, tmp_path, digits
 
 
 def make_case(logits):
-    """Two images of 1x1 pixels that a checkpoint gives these logits."""
-    images = CheckImages(np.zeros((2, 1, 1, 3), np.uint8), ("a.png", "b.png"), "2 images")
+    """Images of 1x1 pixels that a checkpoint gives these logits."""
+    count = len(logits)
+    names = ("a.png", "b.png", *(f"{number}.png" for number in range(2, count)))
+    images = CheckImages(np.zeros((count, 1, 1, 3), np.uint8), names, f"{count} images")
     return ParityCase(
         images=images,
-        inputs=np.arange(2, dtype=np.float32),
+        inputs=np.arange(count, dtype=np.float32),
         outputs=(np.array(logits, np.float32),),
         classes=("cat", "dog"),
     )
 
 
-def check(case, answers, dtype="float32"):
+def check(case, answers, dtype="float32", max_batch=4):
     table = np.array(answers, np.float32)
     return check_parity(
         lambda batch: (table[batch.astype(int)],),
         case,
         dtype=dtype,
-        max_batch=4,
+        max_batch=max_batch,
         explain=lambda row: f"row {row}",
     )
 
@@ -144,8 +175,32 @@ def test_rounding_is_allowed_and_no_more():
     assert check(case, [[1.0, 2.0], [3.0, 0.001]], dtype="float16").top1_equal == 2
 
 
-def test_a_tie_may_turn_and_is_counted():
-    assert check(make_case([[1.0, 1.00001], [3.0, 0.0]]), [[1.0, 0.99999], [3, 0]]).top1_equal == 1
+def test_the_likeliest_class_may_not_change_in_32_bits():
+    with pytest.raises(CheckpointError) as error:
+        check(make_case([[1.0, 1.00001], [3.0, 0.0]]), [[1.0, 0.99999], [3, 0]])
+    assert str(error.value).endswith(
+        "written: the likeliest class of 1 of 2 images is another one (0 may be): a.png becomes "
+        "cat instead of dog, for which the checkpoint gives 1 and 1.00001; row 0"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_likeliest_class_may_change_for_few_images_in_16_bits(dtype):
+    logits, turned = [[1.0, 1.001]] * 100, [[1.001, 1.0]] * 100
+    report = check(make_case(logits), turned[:2] + logits[2:], dtype)
+    assert report.top1_equal == 98
+    assert report.describe_top1() == "98 of 100 (2 may change in 16 bits)"
+    with pytest.raises(CheckpointError, match=r"class of 3 of 100 images .* \(2 may be\): a.png"):
+        check(make_case(logits), turned[:3] + logits[3:], dtype)
+
+
+@pytest.mark.parametrize(
+    ("largest", "words"),
+    [(1, "batches of 1"), (2, "batches of 1 and 2"), (4, "batches of 1, 2 and 4")],
+)
+def test_batches_in_words(largest, words):
+    logits = [[1.0, 2.0], [3.0, 0.0]]
+    assert check(make_case(logits), logits, max_batch=largest).describe_batches() == words
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
@@ -164,9 +219,63 @@ def test_a_place_that_is_taken_is_left_alone(run, tmp_path):
     (tmp_path / "model.pt2").write_text("mine")
     with pytest.raises(ConfigError, match="exists, and is not known to be an export"):
         phalanx.export(run, format="pt2", out=tmp_path / "model.pt2")
-    with pytest.raises(ConfigError, match="exists, and is not known to be an export"):
-        phalanx.export(run, format="triton", out=tmp_path)
     assert (tmp_path / "model.pt2").read_text() == "mine"
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "pt2", "safetensors"])
+def test_a_file_of_somebody_else_beside_an_export_is_left_alone(run, tmp_path, suffix):
+    phalanx.export(run, format="safetensors", out=tmp_path / "ours.safetensors", check_images=1)
+    (tmp_path / f"mine.{suffix}").write_text("mine")
+    with pytest.raises(ConfigError, match="exists, and is not known to be an export"):
+        phalanx.export(run, format=suffix, out=tmp_path / f"mine.{suffix}")
+    assert (tmp_path / f"mine.{suffix}").read_text() == "mine"
+
+
+def test_a_folder_with_more_than_an_export_is_left_alone(run, tmp_path, built_model):
+    box = tmp_path / "box"
+    phalanx.export(run, out=box / "m.onnx", check_images=1)
+    options = {"format": "triton", "out": tmp_path, "name": "box", "check_images": 1}
+    for name in ("a.txt", "b.txt", "c.txt"):
+        (box / name).write_text("precious")
+    with pytest.raises(ConfigError) as error:
+        phalanx.export(run, **options)
+    assert str(error.value) == (
+        f"--out {box}: holds what is no part of an export (a.txt, b.txt, c.txt and 1 more), and "
+        "would be replaced; choose another --out, or move that away"
+    )
+    assert (box / "m.onnx").is_file() and (box / "c.txt").read_text() == "precious"
+
+
+def test_a_folder_with_the_names_of_an_export_alone_is_left_alone(tmp_path):
+    files = ("model.safetensors", "config.json")
+    for name in (*files, "README.md"):
+        (tmp_path / name).write_text("---\n- phalanx-export\n---\n")
+    with pytest.raises(ConfigError, match="is not known to be an export"):
+        refuse_taken(tmp_path, files)
+
+
+def test_what_comes_while_an_export_is_checked_is_left_alone(run, tmp_path, monkeypatch):
+    def check_slowly(*args, **kwargs):
+        (tmp_path / "w.safetensors").write_text("mine")
+        return check_parity(*args, **kwargs)
+
+    module = import_module("phalanx.export.run")  # phalanx.export is a function, too
+    monkeypatch.setattr(module, "check_parity", check_slowly)
+    with pytest.raises(ConfigError, match="is not known to be an export"):
+        phalanx.export(run, format="safetensors", out=tmp_path / "w.safetensors", check_images=1)
+    assert (tmp_path / "w.safetensors").read_text() == "mine"
+
+
+def test_each_file_of_a_folder_has_its_card(run, tmp_path):
+    options = {"format": "safetensors", "check_images": 1}
+    for _ in range(2):
+        for name, card in (("one", "README.md"), ("two", "two.safetensors.md")):
+            done = phalanx.export(run, out=tmp_path / f"{name}.safetensors", name=name, **options)
+            assert done.card == tmp_path / card
+    assert "# one" in (tmp_path / "README.md").read_text()
+    (tmp_path / "three.safetensors.md").write_text("my notes")
+    with pytest.raises(ConfigError, match=r"three\.safetensors\.md, which is somebody else's"):
+        phalanx.export(run, out=tmp_path / "three.safetensors", **options)
 
 
 def test_a_readme_of_somebody_else_is_left_alone(run, tmp_path):

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 import phalanx
 from phalanx.cli.main import main
 from phalanx.export import options
+from phalanx.export.metadata import make_name, refuse_name
 
 
 def test_it_says_where_the_model_is_and_how_it_compares(run, tmp_path, capsys):
@@ -50,9 +51,13 @@ def test_it_says_where_the_model_is_and_how_it_compares(run, tmp_path, capsys):
             "--with-preprocessing: --format timm holds weights alone, which take no input; leave "
             "the option out, or use --format onnx",
         ),
-        (["--name", "a/b"], 2, "--name a/b: a name is made of up to 100 letters, digits, '.', '_'"),
-        (["--name", ".."], 2, "--name ..: a name is made of up to 100 letters"),
-        (["--name", "a" * 101], 2, "a: a name is made of up to 100 letters"),
+        (
+            ["--name", "a/b"],
+            2,
+            "--name 'a/b': a name is made of up to 100 letters, digits, '.', '_'",
+        ),
+        (["--name", ".."], 2, "--name '..': a name is made of up to 100 letters"),
+        (["--name", "a" * 101], 2, "a': a name is made of up to 100 letters"),
         (["--max-batch", "0"], 2, "--max-batch: expected a whole number from 1 to 4,096, got '0'"),
         (["--image-size", "32"], 2, "--image-size: no such option"),
         (
@@ -158,6 +163,23 @@ def test_a_place_that_cannot_be_written_is_told(run, capsys):
     assert main(words) == 6
     assert "cannot be written" in (told := capsys.readouterr().err)
     assert told.endswith("fix that or choose another --out\n")
+
+
+@pytest.mark.parametrize("name", ["_a.b-c", "a" * 100, "7"])
+def test_names_of_an_export_and_of_a_server_are_the_same(name):
+    assert make_name(name) == name
+    refuse_name(name)
+    assert options.ExportOptions(name=name).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("..", ""), ("-über uns-", "ber-uns"), (f"{'a' * 99}/{'b' * 9}", f"{'a' * 99}-")],
+)
+def test_a_name_from_any_text(text, name):
+    assert make_name(text) == name
+    if name:
+        refuse_name(name)
 
 
 def test_names_are_made_of_what_an_address_can_hold(run, tmp_path):

@@ -7,8 +7,7 @@ import torch
 from safetensors import safe_open
 
 import phalanx
-from phalanx.export.metadata import METADATA_KEY, read_metadata
-from phalanx.export.torch_program import PT2_METADATA
+from phalanx.export.metadata import METADATA_KEY, PT2_METADATA, read_metadata
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,20 @@
 """The folder that timm.create_model and the Hugging Face hub read."""
 
 import json
+import sys
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import phalanx
 from phalanx.assemble.dataset_summary import Preprocessing
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm
-from phalanx.errors import ConfigError
+from phalanx.errors import CheckpointError, ConfigError
 from phalanx.export.metadata import ModelMetadata
 from phalanx.export.timm_config import refuse_unknown_to_timm, write_timm_config
 from phalanx.export.weights_file import serialise_weights
@@ -117,6 +120,62 @@ def test_a_run_of_a_small_network_is_refused_before_anything_is_written(run, tmp
     with pytest.raises(ConfigError, match="resnet8: timm has no network with its stem"):
         phalanx.export(run, format="timm", out=tmp_path / "folder")
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.fixture(scope="module")
+def photos(digits, tmp_path_factory):
+    """A run of a network that timm has."""
+    folder = tmp_path_factory.mktemp("photos") / "run"
+    options = {"data": "mnist", "data_dir": digits, "run_dir": folder, "image_size": 20}
+    phalanx.train(**options, model="resnet10", batch_size=16, steps=1, device="cpu")
+    return folder
+
+
+class StandIn:
+    """What the check asks of timm, where that cannot be imported."""
+
+    __version__ = "0.0"
+    bias = 0.0  # which it adds to every logit
+    classes = 10
+
+    def create_model(self, name, *, pretrained):
+        folder = Path(name.removeprefix("local-dir:"))
+        config = json.loads((folder / "config.json").read_text())
+        if config["num_classes"] != self.classes or not pretrained:
+            raise ValueError("no such model")
+        model = build_model(MODELS["resnet10"], num_classes=10)
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+        model.fc.bias.data += self.bias
+        return model.eval()
+
+
+def export_timm(run, out):
+    return phalanx.export(run, format="timm", out=out, check_images=2, max_batch=2)
+
+
+def test_the_folder_is_checked_by_timm(photos, tmp_path, monkeypatch):
+    theirs = StandIn()
+    monkeypatch.setitem(sys.modules, "timm", theirs)
+    for _ in range(2):  # the second replaces the first
+        done = export_timm(photos, tmp_path / "out")
+    assert done.notes == () and "timm itself was not run" not in done.card.read_text()
+    files = {"config.json", "model.safetensors", "README.md"}
+    assert {file.name for file in done.path.iterdir()} == files
+    theirs.bias = 0.1
+    with pytest.raises(CheckpointError, match=r"disagrees .*differs by 0.1.*; use another --for"):
+        export_timm(photos, tmp_path / "new")
+    theirs.classes = 9
+    with pytest.raises(
+        CheckpointError, match=r"timm 0.0 refuses it \(no such model\); update timm"
+    ):
+        export_timm(photos, tmp_path / "new")
+
+
+def test_a_folder_that_timm_has_not_seen_says_so(photos, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    done = export_timm(photos, tmp_path / "out")
+    assert done.notes[0].startswith("timm itself was not run, since it could not be imported: ")
+    assert "Note: timm itself was not run" in done.card.read_text()
 
 
 @pytest.fixture(scope="module")

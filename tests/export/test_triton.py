@@ -32,7 +32,7 @@ def test_the_repository_is_one_of_tritons(run, built_model, tmp_path, read_confi
     done = phalanx.export(run, format="triton", out=out, max_batch=16, name="digits")
     root = tmp_path / "models" / "digits"
     files = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
-    assert files == {"config.pbtxt", "labels.txt", "1/model.onnx"}
+    assert files == {"config.pbtxt", "labels.txt", "1/model.onnx", "README.md"}
     config = parse((root / "config.pbtxt").read_text())
     assert (config.name, config.backend, config.max_batch_size) == ("digits", "onnxruntime", 16)
     assert config.HasField("dynamic_batching")
@@ -47,7 +47,15 @@ def test_the_repository_is_one_of_tritons(run, built_model, tmp_path, read_confi
     assert (root / config.output[0].label_filename).read_text().split() == list("0123456789")
     about = json.loads(config.parameters["phalanx"].string_value)
     assert ModelMetadata.model_validate_json(json.dumps(about)) == done.metadata
-    assert done.card == tmp_path / "models" / "README.md"
+    assert (done.path, done.card) == (root, root / "README.md")
+
+
+def test_a_repository_holds_several_models(run, built_model, tmp_path):
+    for name in ("one", "two", "one"):  # the third replaces the first
+        phalanx.export(run, format="triton", out=tmp_path / "models", name=name, check_images=1)
+    cards = sorted((tmp_path / "models").glob("*/README.md"))
+    assert [card.parent.name for card in cards] == ["one", "two"]
+    assert len([*(tmp_path / "models").iterdir()]) == 2
 
 
 def test_class_names_of_any_kind(exported, read_config):

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
         "--format",
         "onnx: a file for onnxruntime and many others. pt2: a program of torch.export. "
         "safetensors: weights alone. timm: a folder that timm.create_model and the Hugging Face "
-        "hub read. triton: a model repository for NVIDIA's Triton.  [onnx]",
+        "hub read. triton: a model in a repository for NVIDIA's Triton.  [onnx]",
         default="onnx",
     ),
     Argument(
         "--out",
-        "The file, or the folder of timm and triton.  [RUN/export/NAME.onnx; other formats in "
-        "RUN/export/FORMAT]",
+        "The file, timm's folder, or Triton's repository, where the model becomes OUT/NAME.  "
+        "[RUN/export/NAME.onnx; other formats in RUN/export/FORMAT]",
     ),
     Argument("--name", "What the model is called in addresses of a server.  [the run's name]"),
     Argument(
@@ -113,7 +113,7 @@ def _run(args: ParsedArgs) -> None:
         print(f"{args['run']}: {checkpoint.choice}", file=sys.stderr)
     # what is wrong is told before torch is imported
     options.refuse_unsuited(checkpoint)
-    refuse_taken(options.choose_path(checkpoint), is_folder=not options.kind.suffix)
+    refuse_taken(options.choose_path(checkpoint), options.kind.files)
     from phalanx.export.run import export_checkpoint
 
     exported = export_checkpoint(
@@ -127,12 +127,10 @@ def _print_export(exported: "ExportedModel") -> None:
     checked, about = exported.checked, exported.metadata
     for note in exported.notes:
         print(f"note: {note}", file=sys.stderr)
-    *first, last = checked.batches
     print(
-        f"agrees with the checkpoint on {checked.source}, in batches of "
-        f"{', '.join(map(str, first))} and {last}: logits within {checked.logits_differ_by:.1e} "
-        f"({checked.allowed:.1e} allowed), same top-1 for {checked.top1_equal:,} of "
-        f"{checked.images:,}"
+        f"agrees with the checkpoint on {checked.source}, in {checked.describe_batches()}: "
+        f"logits within {checked.logits_differ_by:.1e} ({checked.allowed:.1e} allowed), same top-1 "
+        f"for {checked.describe_top1()}"
     )
     print(f"{exported.path}: {about.model}, {about.dtype}, {format_bytes(exported.bytes)}")
     if exported.computes:

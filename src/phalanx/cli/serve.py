@@ -1,7 +1,6 @@
 """`phalanx serve`: one model over HTTP."""
 
 import os
-import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +24,6 @@ _MAX_GPU_BATCH = 64
 _QUEUED_BATCHES = 4
 _HEADER_S = 10.0
 _LEAST_KEY = 8
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @command(
@@ -89,9 +87,11 @@ def _run(args: ParsedArgs) -> int:
     device = _choose_device(args, config)
     limits = _read_limits(args, config, device)
     api_key = _read_key(args)
+    from phalanx.export.metadata import make_name, refuse_name
+
     name = args["--name"]
-    if name is not None and not _NAME.fullmatch(name):
-        raise ConfigError(f"--name {name!r}: use letters, digits, dots, hyphens and underscores")
+    if name is not None:
+        refuse_name(name)
     workers, threads = args.read_int("--workers", 1, 64), _read_decode_threads(args)
     options = _read_backend_options(
         args, config, device, max_batch=limits.max_batch, workers=workers
@@ -106,7 +106,7 @@ def _run(args: ParsedArgs) -> int:
     with open_port(args["--host"], port) as listening:
         backends = open_backends(Path(args["model"]), options, count=workers)
         metadata = backends[0].metadata
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", metadata.name).strip("-._")
+        plain = make_name(metadata.name)
         service = Service(backends, name or plain or metadata.model, limits, decode_threads=threads)
         facts = [
             metadata.model, f"{len(metadata.classes):,} classes", backends[0].runtime,

@@ -10,8 +10,9 @@ from phalanx.export.card_facts import (
     escape_text,
 )
 from phalanx.export.metadata import ModelMetadata
-from phalanx.export.options import MARK, ExportOptions
+from phalanx.export.options import ExportOptions
 from phalanx.export.parity import ParityReport
+from phalanx.export.place import write_card_mark
 from phalanx.export.usage import describe_usage
 
 _HEAD = """\
@@ -20,7 +21,8 @@ library_name: {library}
 pipeline_tag: image-classification
 tags:
 - image-classification
-- {mark}
+- phalanx-export
+{mark}
 ---
 """
 _LIBRARIES = {  # as the Hugging Face hub calls them
@@ -40,8 +42,12 @@ def write_card(
     *,
     options: ExportOptions,
     file: str,
+    notes: tuple[str, ...] = (),
 ) -> str:
-    """The text of a model card, in Markdown; file: the name of what it describes."""
+    """The text of a model card, in Markdown.
+
+    file: the name of what it describes; notes: what could not be checked.
+    """
     weights = "averaged weights" if metadata.averaged else "weights"
     size = metadata.preprocessing.image_size
     parts = {
@@ -53,19 +59,20 @@ def write_card(
         "Data": describe_data(session, checkpoint),
         "Recipe": describe_recipe(session, checkpoint),
         "Limits": describe_limits(session, metadata),
-        "How this export was checked": _describe_check(report, metadata),
+        "How this export was checked": " ".join(
+            [_describe_check(report, metadata), *(f"Note: {note}." for note in notes)]
+        ),
     }
     sections = [f"## {title}\n\n{text}" if title else text for title, text in parts.items()]
-    head = _HEAD.format(mark=MARK, library=_LIBRARIES[options.format])
+    head = _HEAD.format(mark=write_card_mark(file), library=_LIBRARIES[options.format])
     return "\n\n".join([f"{head}\n# {metadata.name}", *sections]) + "\n"
 
 
 def _describe_check(report: ParityReport, metadata: ModelMetadata) -> str:
     """What the file was held against, and how near it came."""
-    batches = ", ".join(map(str, report.batches[:-1]))
     return (
-        f"On {report.source}, in batches of {batches} and {report.batches[-1]}, its logits differ "
-        f"from the checkpoint's by {report.logits_differ_by:.1e} at most ({report.allowed:.1e} are "
+        f"On {report.source}, in {report.describe_batches()}, its logits differ from the "
+        f"checkpoint's by {report.logits_differ_by:.1e} at most ({report.allowed:.1e} are "
         f"allowed in {metadata.dtype}), and the likeliest class is the same for "
-        f"{report.top1_equal:,} of {report.images:,}."
+        f"{report.describe_top1()}."
     )

@@ -1,6 +1,8 @@
 """What a model card says of a run: scores, data, recipe and limits."""
 
 import re
+import shlex
+from pathlib import Path
 from typing import Any
 
 from phalanx.assemble.scorable import ScorableCheckpoint
@@ -18,7 +20,9 @@ _OWN_TO_A_MACHINE = (  # options that say nothing of how a model came about
     "keep", "logs-per-epoch", "ckpts-per-epoch", "tensorboard", "wandb", "mlflow",
 )  # fmt: skip
 _CLASSES_SHOWN = 20
-_ABSOLUTE = re.compile(r"(?<![^\s=])/(?:[^\s/]+/)*([^\s/]+)/?")
+_MACHINE_PATH = re.compile(
+    r"(?<![^=,])(~[^/=,]*|\.\.)?/[^=,]*"
+)  # a value that is one, or one of many
 
 
 def _find_run(checkpoint: ScorableCheckpoint) -> RunFolder | None:
@@ -109,8 +113,12 @@ def describe_recipe(session: Session, checkpoint: ScorableCheckpoint) -> str:
 
 
 def _hide_paths(command: str) -> str:
-    """A command line with only the last part of each absolute path."""
-    return _ABSOLUTE.sub(r"\1", command)
+    """A command line with only the last part of each path of this machine, also in `--a=/b,/c`."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # its quotes were changed by hand
+        words = command.split()
+    return shlex.join(_MACHINE_PATH.sub(lambda found: Path(found[0]).name, word) for word in words)
 
 
 def describe_limits(session: Session, metadata: ModelMetadata) -> str:

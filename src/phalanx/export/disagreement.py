@@ -11,6 +11,7 @@ from torch import Tensor
 
 from phalanx.assemble.session import Session
 from phalanx.export.drafts import Draft
+from phalanx.export.fold import fold_norms
 from phalanx.export.network import copy_network
 from phalanx.export.parity import ParityCase
 from phalanx.models.units import UnitModel
@@ -20,24 +21,36 @@ _SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules it lies in, out
 _Outputs = Mapping[str, NDArray[Any]]
 
 
-def explain_disagreement(session: Session, draft: Draft, case: ParityCase, row: int) -> str:
-    """Which unit is the first to differ for an image, and whether its folding or its file does."""
+def explain_disagreement(
+    session: Session, draft: Draft, case: ParityCase, dtype: str, row: int
+) -> str:
+    """Which unit is the first to differ for an image, because of what, and the way out."""
+    way_out = "use another --format" if dtype == "float32" else "use --dtype float32"
     if draft.network is None:
-        return ""
+        return way_out
     pixels, given = case.images.pixels[row : row + 1], case.inputs[row : row + 1]
+    network = draft.network
     with torch.no_grad():
-        expected = _run_units(copy_network(session), session.normaliser(pixels))
-        network = draft.network
-        images = torch.from_numpy(np.ascontiguousarray(given))
-        ours = _run_units(network.model, network.prepare(images))
-    unit = _find_first(expected, ours)
+        images = session.normaliser(pixels)
+        expected = _run_units(copy_network(session), images)
+        folded = copy_network(session)
+        fold_norms(folded)
+        in_32_bits = _run_units(folded, images)
+        prepared = network.prepare(torch.from_numpy(np.ascontiguousarray(given)))
+        ours = _run_units(network.model, prepared)
+    unit = _find_first(expected, in_32_bits)
+    if unit:  # in 32 bits already: no type of weights helps
+        return (
+            f"{unit} is the first unit to differ, with folded norms; use --format safetensors, "
+            "which keeps them"
+        )
+    unit = _find_first(in_32_bits, ours)
     if unit:
-        why = "folded norms" if network.is_float32 else "folded norms, or in 16 bits"
-        return f"{unit} is the first unit to differ, with {why}"
+        return f"{unit} is the first unit to differ, in {dtype}; {way_out}"
     if draft.onnx is None:
-        return "every unit agrees before it is written, so the file or what runs it is wrong"
+        return f"every unit agrees before the file is written; {way_out}"
     unit = _find_first(ours, _run_onnx_units(draft.onnx, network.model, given))
-    return f"{unit} is the first unit to differ in the file" if unit else ""
+    return f"{unit} is the first unit to differ in the file; {way_out}" if unit else way_out
 
 
 def _run_units(model: UnitModel, x: Tensor) -> dict[str, NDArray[Any]]:

@@ -13,8 +13,13 @@ from phalanx.export.parity import Runner
 from phalanx.export.timm_config import write_timm_config
 from phalanx.export.torch_program import open_program, serialise_program
 from phalanx.export.triton_config import LABELS, write_labels, write_triton_config
-from phalanx.export.weights_file import open_weights, serialise_weights
+from phalanx.export.weights_file import import_timm, open_timm, open_weights, serialise_weights
 from phalanx.plan.model import build_variant
+
+_NO_TIMM = (
+    "timm itself was not run, since it could not be imported: the weights were checked in "
+    "Phalanx's own network, config.json was not"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +30,7 @@ class Draft:
     open: Callable[[Path], Runner]  # from the folder they were written to
     network: ExportNetwork | None = None  # that was written, where it was
     onnx: Any = None  # the model of an ONNX file, with what its nodes come from
+    notes: tuple[str, ...] = ()  # of what could not be checked
 
 
 def _draft_onnx(session: Session, metadata: ModelMetadata, file: str, _: int) -> Draft:
@@ -55,27 +61,30 @@ def _draft_safetensors(session: Session, metadata: ModelMetadata, file: str, _: 
 
 
 def _draft_timm(session: Session, metadata: ModelMetadata, _: str, __: int) -> Draft:
-    file = "model.safetensors"
+    file, timm = "model.safetensors", import_timm()
+
+    def open_folder(folder: Path) -> Runner:
+        if timm is not None:
+            return open_timm(timm, folder)
+        return open_weights(folder / file, copy_network(session), metadata)
+
     return Draft(
         files={
             "config.json": write_timm_config(build_variant(session.config), metadata),
             file: _serialise_session(session, metadata),
         },
-        open=lambda folder: open_weights(folder / file, copy_network(session), metadata),
+        open=open_folder,
+        notes=() if timm is not None else (_NO_TIMM,),
     )
 
 
 def _draft_triton(session: Session, metadata: ModelMetadata, _: str, max_batch: int) -> Draft:
-    folder = f"{metadata.name}/1"
-    inner = _draft_onnx(session, metadata, f"{folder}/model.onnx", max_batch)
+    inner = _draft_onnx(session, metadata, "1/model.onnx", max_batch)
     assert inner.network is not None
     outputs = inner.network(make_example(metadata))
     map_shape = tuple(outputs[1].shape[1:]) if metadata.has_activation_map else None
     config = write_triton_config(metadata, max_batch=max_batch, map_shape=map_shape)
-    own = {
-        f"{metadata.name}/config.pbtxt": config,
-        f"{metadata.name}/{LABELS}": write_labels(metadata),
-    }
+    own = {"config.pbtxt": config, LABELS: write_labels(metadata)}
     return replace(inner, files={**inner.files, **own})
 
 

@@ -1,6 +1,9 @@
-"""What a file is that is no run, for the message that refuses it."""
+"""What a file is: an export of ours by its own metadata, else as its first bytes tell."""
 
+import zipfile
 from pathlib import Path
+
+from phalanx.export.metadata import METADATA_KEY, PT2_METADATA
 
 _BEGINNINGS = {  # the first bytes of files that people take for a model's
     b"PK\x03\x04": "a zip archive, as torch's .pth and .pt2 files are",
@@ -41,3 +44,46 @@ def describe_file(path: Path) -> str:
     if not first:
         return "it is empty"
     return find_kind(first) or _SUFFIXES.get(path.suffix, f"it begins with {first[:8]!r}")
+
+
+def is_own_export(path: Path) -> bool:
+    """Whether a model file carries an export's metadata, whatever lies beside it."""
+    if not path.is_file():
+        return False
+    return _CARRIES_METADATA[path.suffix](path)
+
+
+def _onnx_has_metadata(path: Path) -> bool:
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except DecodeError:
+        return False
+    return any(entry.key == METADATA_KEY for entry in model.metadata_props)
+
+
+def _pt2_has_metadata(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith(f"extra/{PT2_METADATA}") for name in archive.namelist())
+    except zipfile.BadZipFile:
+        return False
+
+
+def _safetensors_has_metadata(path: Path) -> bool:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return METADATA_KEY in (file.metadata() or {})
+    except SafetensorError:
+        return False
+
+
+_CARRIES_METADATA = {
+    ".onnx": _onnx_has_metadata,
+    ".pt2": _pt2_has_metadata,
+    ".safetensors": _safetensors_has_metadata,
+}

@@ -1,17 +1,21 @@
 """What an exported model says of itself; the same in every format, and without torch."""
 
 import json
+import re
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from phalanx.assemble.dataset_summary import Preprocessing
-from phalanx.errors import CheckpointError
+from phalanx.errors import CheckpointError, ConfigError
 
 METADATA_KEY = "phalanx"  # under which a file's own metadata has it, as JSON
+PT2_METADATA = f"{METADATA_KEY}.json"  # among the extra files of a pt2
 METADATA_FORMAT = 1
 LOGITS, ACTIVATION_MAP = "logits", "activation_map"  # the outputs
 INPUT_NAMES = {"tensor": "input", "image": "image"}
+_LONGEST_NAME = 100
+_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{_LONGEST_NAME - 1}}}")
 
 
 class ModelMetadata(BaseModel):
@@ -83,3 +87,17 @@ def _find_newer_format(text: str) -> int:
     except (ValueError, KeyError, TypeError):
         return 0
     return found if isinstance(found, int) and found > METADATA_FORMAT else 0
+
+
+def refuse_name(name: str) -> None:
+    """Raise for a name of a model that addresses and files cannot have in them."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"--name {name!r}: a name is made of up to {_LONGEST_NAME} letters, digits, '.', '_' "
+            "and '-', not '.' or '-' first, because addresses and files have it in them"
+        )
+
+
+def make_name(text: str) -> str:
+    """A name of a model from any text; empty where nothing of it can be in a name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:_LONGEST_NAME]

@@ -1,6 +1,5 @@
 """What can be exported and how, checked before torch is imported."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
@@ -11,15 +10,12 @@ from phalanx.assemble.scorable import ScorableCheckpoint, choose_checkpoint, rea
 from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS
 from phalanx.errors import CheckpointError, ConfigError, suggest
 from phalanx.export.file_kind import describe_file
+from phalanx.export.metadata import make_name, refuse_name
 from phalanx.export.timm_config import refuse_unknown_to_timm
 from phalanx.plan.model import build_variant
 from phalanx.report.folder import is_run_folder
 
 _DTYPES = ("float32", "float16", "bfloat16")
-_LONGEST_NAME = 100
-_NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{_LONGEST_NAME - 1}}}")
-_ODD_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
-MARK = "phalanx-export"  # in every model card of ours: what has it beside it may be replaced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +24,7 @@ class _ExportFormat:
 
     help: str
     suffix: str = ""  # of its file; none for a folder
+    files: tuple[str, ...] = ()  # in its folder, beside the card; the model first
     packages: tuple[str, ...] = ()
     computes: bool = True  # holds the network; else its weights alone, for another program's
     dtypes: tuple[str, ...] = _DTYPES
@@ -48,10 +45,13 @@ _FORMATS = {
         help="the weights alone, under timm's names", suffix=".safetensors", computes=False
     ),
     "timm": _ExportFormat(
-        help="a folder that timm.create_model and the Hugging Face hub read", computes=False
+        help="a folder that timm.create_model and the Hugging Face hub read",
+        files=("model.safetensors", "config.json"),
+        computes=False,
     ),
     "triton": _ExportFormat(
-        help="a model repository for NVIDIA's Triton server",
+        help="a model in a repository for NVIDIA's Triton server",
+        files=("1/model.onnx", "config.pbtxt", "labels.txt"),
         packages=_ONNX_PACKAGES,
         dtypes=_DTYPES[:2],
     ),
@@ -87,11 +87,8 @@ class ExportOptions:
                 f"--with-preprocessing: --format {self.format} holds weights alone, which take no "
                 "input; leave the option out, or use --format onnx"
             )
-        if self.name is not None and not _NAME.fullmatch(self.name):
-            raise ConfigError(
-                f"--name {self.name}: a name is made of up to {_LONGEST_NAME} letters, digits, "
-                "'.', '_' and '-', not '.' first, because addresses and files have it in them"
-            )
+        if self.name is not None:
+            refuse_name(self.name)
 
     @property
     def kind(self) -> _ExportFormat:
@@ -117,8 +114,7 @@ class ExportOptions:
 
     def choose_name(self, checkpoint: ScorableCheckpoint) -> str:
         """What the model is called: as asked, else as its run, in characters of an address."""
-        found = _ODD_CHARACTERS.sub("-", checkpoint.start.facts["run"]).strip("-.")
-        return self.name or found[:_LONGEST_NAME] or "model"
+        return self.name or make_name(checkpoint.start.facts["run"]) or "model"
 
     def choose_path(self, checkpoint: ScorableCheckpoint) -> Path:
         """Where the export goes: the file, or the folder of a format that is one."""
@@ -134,9 +130,10 @@ class ExportOptions:
             here = Path.cwd()
             folder = (run.relative_to(here) if run.is_relative_to(here) else run) / "export"
             out = folder if self.format == "onnx" else folder / self.format
-            return out / f"{name}{self.kind.suffix}" if self.kind.suffix else out
+            if self.kind.suffix:
+                return out / f"{name}{self.kind.suffix}"
         if not self.kind.suffix:
-            return out
+            return out / name if self.format == "triton" else out  # a repository has many models
         if out.suffix == self.kind.suffix and not out.is_dir():
             return out
         if out.suffix in {kind.suffix for kind in _FORMATS.values() if kind.suffix}:

@@ -1,58 +1,88 @@
 """Where an export goes: made beside its place, and moved there whole."""
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from phalanx.disk import out_errors, remove_dead_parts, sync_folder, write_synced
 from phalanx.errors import ConfigError
-from phalanx.export.options import MARK
+from phalanx.export.file_kind import is_own_export
 
 CARD = "README.md"
+_CARD_KEY = "phalanx_export"
 _ADVICE = "then export again"
+_UNKNOWN = "exists, and is not known to be an export; choose another --out, or remove it first"
+_SHOWN = 3
 
 
-def refuse_taken(path: Path, *, is_folder: bool) -> None:
-    """Raise where something lies at a path that no export of ours has written."""
+def refuse_taken(path: Path, files: Collection[str]) -> None:
+    """Raise where something lies at a path that is not an earlier export of the same kind.
+
+    files: in an export that is a folder, the model first; none for one that is a file.
+    """
     with out_errors(path, _ADVICE):
-        _refuse_taken(path, is_folder=is_folder)
+        file = next((parent for parent in path.parents if parent.is_file()), None)
+        if file is not None:
+            raise ConfigError(f"--out {path}: {file} is a file, not a folder; choose another --out")
+        if path.is_dir() != bool(files) and path.exists():
+            what = "a folder" if path.is_dir() else "a file"
+            raise ConfigError(f"--out {path}: is {what}; choose another --out")
+        if files:
+            _refuse_folder(path, files)
+        else:
+            _refuse_file(path)
 
 
-def _refuse_taken(path: Path, *, is_folder: bool) -> None:
-    folder = path if is_folder else path.parent
-    file = next((parent for parent in path.parents if parent.is_file()), None)
-    if file is not None:
-        raise ConfigError(f"--out {path}: {file} is a file, not a folder; choose another --out")
-    if is_folder and path.is_dir() and not any(path.iterdir()):
-        return
-    if path.is_dir() != is_folder and path.exists():
-        what = "a folder" if path.is_dir() else "a file"
-        raise ConfigError(f"--out {path}: is {what}; choose another --out")
-    if path.exists() and not (_is_own_card(folder / CARD) or _is_own_card(_name_card(path))):
+def _refuse_folder(path: Path, files: Collection[str]) -> None:
+    """Raise for a folder that holds anything but an export's own files: it is replaced whole."""
+    own = {path / name for name in (*files, CARD)}
+    own |= {folder for file in own for folder in file.parents}
+    found = sorted(path.rglob("*")) if path.is_dir() else []
+    others = [str(one.relative_to(path)) for one in found if one not in own]
+    if others:
+        more = f" and {len(others) - _SHOWN:,} more" if len(others) > _SHOWN else ""
         raise ConfigError(
-            f"--out {path}: exists, and is not known to be an export; choose another --out, or "
-            "remove it first"
+            f"--out {path}: holds what is no part of an export ({', '.join(others[:_SHOWN])}"
+            f"{more}), and would be replaced; choose another --out, or move that away"
+        )
+    if found and not is_own_export(path / next(iter(files))):
+        raise ConfigError(f"--out {path}: {_UNKNOWN}")
+
+
+def _refuse_file(path: Path) -> None:
+    if path.exists() and not is_own_export(path):
+        raise ConfigError(f"--out {path}: {_UNKNOWN}")
+    card = choose_card(path)
+    if card.exists() and not _is_card_of(card, path):
+        raise ConfigError(
+            f"--out {path}: its model card would be {card}, which is somebody else's; choose "
+            "another --out, or move that file away"
         )
 
 
-def _is_own_card(path: Path) -> bool:
-    """Whether a model card was written by an export."""
+def choose_card(path: Path) -> Path:
+    """The model card of a file: README.md beside it, unless that describes something else."""
+    card, named = path.parent / CARD, path.with_name(f"{path.name}.md")
+    if _is_card_of(named, path):
+        return named
+    return card if _is_card_of(card, path) or not card.exists() else named
+
+
+def _is_card_of(card: Path, path: Path) -> bool:
+    """Whether a model card was written by an export, of this file."""
     try:
-        return MARK in path.read_text(encoding="utf-8", errors="replace")[:2_000]
+        head = card.read_text(encoding="utf-8", errors="replace")[:2_000]
     except OSError:
         return False
+    return write_card_mark(path.name) in head.splitlines()
 
 
-def choose_card(path: Path) -> Path:
-    """The model card of a file: README.md beside it, unless somebody else has written that."""
-    card = path.parent / CARD
-    return card if _is_own_card(card) or not card.exists() else _name_card(path)
-
-
-def _name_card(path: Path) -> Path:
-    return path.with_name(f"{path.name}.md")
+def write_card_mark(file: str) -> str:
+    """The line in the head of a model card that says what it describes."""
+    return f"{_CARD_KEY}: {json.dumps(file)}"
 
 
 @contextmanager

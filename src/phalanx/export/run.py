@@ -76,9 +76,9 @@ def export_checkpoint(
 
     images: to check it on, else those of the run's data; needs_data: that data must be there.
     """
-    path, is_folder = options.choose_path(checkpoint), not options.kind.suffix
+    path, files = options.choose_path(checkpoint), options.kind.files
     options.refuse_unsuited(checkpoint)
-    refuse_taken(path, is_folder=is_folder)
+    refuse_taken(path, files)
     with open_checkpoint(checkpoint) as session, staging_folder(path) as stage:
         metadata = _describe_model(session, checkpoint, options)
         draft = DRAFTS[options.format](session, metadata, path.name, options.max_batch)
@@ -94,13 +94,22 @@ def export_checkpoint(
             case,
             dtype=metadata.dtype,
             max_batch=options.max_batch,
-            explain=partial(explain_disagreement, session, draft, case),
+            explain=partial(explain_disagreement, session, draft, case, metadata.dtype),
         )
-        text = write_card(session, checkpoint, metadata, report, options=options, file=path.name)
+        text = write_card(
+            session,
+            checkpoint,
+            metadata,
+            report,
+            options=options,
+            file=path.name,
+            notes=draft.notes,
+        )
         size = sum(file.stat().st_size for file in stage.rglob("*") if file.is_file())
         write_file(stage / CARD, text)
-        card = path / CARD if is_folder else choose_card(path)
-        if is_folder:
+        refuse_taken(path, files)  # the check takes a while, in which others may have written
+        card = path / CARD if files else choose_card(path)
+        if files:
             move_folder(stage, path)
         else:
             move_file(stage / path.name, path)
@@ -112,7 +121,7 @@ def export_checkpoint(
         checked=report,
         bytes=size,
         computes=options.kind.computes,
-        notes=(_FLIP_NOTE,) if session.config.augment.flip_averaging else (),
+        notes=(*draft.notes, *((_FLIP_NOTE,) if session.config.augment.flip_averaging else ())),
     )
 
 

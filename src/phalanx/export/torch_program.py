@@ -6,13 +6,12 @@ from pathlib import Path
 import torch
 from torch.export import Dim
 
-from phalanx.export.metadata import METADATA_KEY, ModelMetadata
+from phalanx.export.metadata import PT2_METADATA, ModelMetadata
 from phalanx.export.network import ExportNetwork
 from phalanx.export.onnx_file import make_example, quiet_exporters, trace_errors
 from phalanx.export.parity import Runner
 from phalanx.export.weights_file import run_torch
 
-PT2_METADATA = f"{METADATA_KEY}.json"  # among a file's extra files
 _PLACES = ("stack_trace", "nn_module_stack_trace", "source_fn_stack")  # of this machine's files
 
 

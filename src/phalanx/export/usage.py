@@ -91,7 +91,7 @@ import tritonclient.http
 from PIL import Image, ImageOps
 
 client = tritonclient.http.InferenceServerClient("localhost:8000")
-with open("@NAME@/labels.txt", encoding="utf-8") as file:
+with open("labels.txt", encoding="utf-8") as file:
     classes = file.read().splitlines()
 
 
@@ -152,8 +152,8 @@ def _describe_pt2(metadata: ModelMetadata, file: str) -> list[str]:
 
 def _describe_triton(metadata: ModelMetadata, file: str) -> list[str]:
     return [
-        "This folder is a model repository:",
-        "```sh\ntritonserver --model-repository=.\n```",
+        "This folder is one model of a repository, which is the folder around it:",
+        "```sh\ntritonserver --model-repository=..\n```",
         "With `pip install tritonclient[http] Pillow`, in this folder:",
         _write_python(_TRITON, metadata, file),
         _describe_tensors(metadata),

@@ -1,5 +1,6 @@
 """Weights alone: safetensors files under timm's names, which keep their batch norms."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from phalanx.catalog.variant import NORM_LAYOUT_KEY
 from phalanx.export.metadata import METADATA_KEY, ModelMetadata
 from phalanx.export.network import ExportNetwork
-from phalanx.export.parity import Runner
+from phalanx.export.onnx_file import quiet_exporters
+from phalanx.export.parity import RunFailed, Runner
 from phalanx.models.units import UnitModel
 
 _NORM_COUNTER = "num_batches_tracked"
@@ -46,6 +48,29 @@ def open_weights(path: Path, network: UnitModel, metadata: ModelMetadata) -> Run
     wide = metadata.model_copy(update={"dtype": "float32", "input": "tensor"})
     run = run_torch(ExportNetwork(network, wide, fold=False))
     return lambda batch: run(batch)[:1]  # the map is no part of the file
+
+
+def import_timm() -> Any:
+    """timm, where it is installed and fits this torch, else None."""
+    try:
+        with quiet_exporters():
+            return import_module("timm")
+    except (ImportError, RuntimeError, OSError):
+        return None
+
+
+def open_timm(timm: Any, folder: Path) -> Runner:
+    """What timm's own network says, made from a folder's config.json and weights."""
+    try:
+        with quiet_exporters():
+            model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    except (RuntimeError, ValueError, TypeError, LookupError, AssertionError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise RunFailed(
+            f"timm {timm.__version__} refuses it ({reason}); update timm, or use --format "
+            "safetensors"
+        ) from error
+    return run_torch(lambda images: (model(images),))
 
 
 def run_torch(network: Any) -> Runner:
