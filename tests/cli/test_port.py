@@ -138,3 +138,9 @@ def test_a_mistake_in_a_script_is_located(capsys, tmp_path):
     (tmp_path / "run.sh").write_text(f"{OLD}\n\n{OLD} --zebra\n")
     assert main(["port", "--file", "run.sh"]) == 2
     assert "phalanx port: line 3: --zebra: the old program" in capsys.readouterr().err
+
+
+def test_a_warning_never_breaks_the_name_of_an_option(capsys):
+    assert main(["port", "--", "python", "resnet_main.py", "--size", "x50", "--pipeline"]) == 0
+    told = capsys.readouterr()
+    assert "--num-ipus" in told.out + told.err

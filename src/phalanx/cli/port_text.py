@@ -27,7 +27,8 @@ def print_answer(answer: Ported, plan: Sequence[tuple[str, str]], problem: str) 
         print(f"phalanx {' '.join(map(quote_word, words))}    (afterwards)")
     print()
     for warning in answer.warnings:
-        print(textwrap.fill(f"warning: {warning}", width, subsequent_indent="  "))
+        text = f"warning: {warning}"
+        print(textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False))
     print("\n" * bool(answer.warnings), end="")
     _print_rows([row for row in answer.rows if row.source == "command"], width)
     for source, heading in _HEADINGS.items():
