@@ -12,8 +12,9 @@ torchvision's decoder in a DataLoader alone, which no training on top of it can 
 
 Peers compile with empty caches of their own, all at once, a process each with a time limit, while
 Phalanx warms up (two to four minutes); then they wait, and nothing else runs while a round is timed
-(half a minute a row, scoring less). --photos: a folder of JPEGs; without it, such are made. Prints
-a table and writes peers.json. --list names the rows.
+(half a minute a row, scoring less). --seconds: how long a round of the peer takes, and one of
+scoring. --photos: a folder of JPEGs; without it, such are made. Prints a table and writes
+peers.json. --list names the rows.
 """
 
 import argparse
@@ -84,7 +85,6 @@ SMALL_ROWS = {
 }
 ROWS |= SMALL_ROWS
 _PHOTOS, _REPEATED = 330, 12_000  # files, and how often they are repeated to make a set
-_BLOCK_S = 1.5  # of a timed round of the peer, and of scoring
 _SELF = Path(__file__).resolve()
 
 
@@ -102,12 +102,12 @@ class Rounds:
 class Child:
     """One side in a process of its own: it gets ready, then times a round whenever it is told."""
 
-    def __init__(self, words: list[str], log: Path, *, caches: Path) -> None:
+    def __init__(self, words: list[str], log: Path, *, caches: Path, threads: int) -> None:
         self._log = log.open("w", encoding="utf-8")
         self._began = time.monotonic()
         self._lines: Queue[str] = Queue()
         own = {"TORCHINDUCTOR_CACHE_DIR": str(caches), "TRITON_CACHE_DIR": str(caches / "triton")}
-        own |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "3"}
+        own |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
         own = {} if "phalanx" in words else own
         self._process = subprocess.Popen(
             [sys.executable, str(_SELF), *words],
@@ -172,15 +172,15 @@ def wait_for_device() -> float:
     return torch.cuda.max_memory_allocated() / 2**30
 
 
-def serve_rounds(block: Callable[[], int], **ready: Any) -> None:
-    """Warm up, say so, and time a round for each line of standard input."""
+def serve_rounds(block: Callable[[], int], seconds: float, **ready: Any) -> None:
+    """Warm up, say so, and time a round of so many seconds for each line of standard input."""
     for _ in range(3):
         block()
     wait_for_device()
     began = time.perf_counter()
     block()
     wait_for_device()
-    count = max(1, round(_BLOCK_S / max(time.perf_counter() - began, 1e-6)))
+    count = max(1, round(seconds / max(time.perf_counter() - began, 1e-6)))
     print(json.dumps({"ready": True, **ready}), flush=True)
     for _ in sys.stdin:
         began, images = time.perf_counter(), 0
@@ -191,13 +191,14 @@ def serve_rounds(block: Callable[[], int], **ready: Any) -> None:
         print(json.dumps({"rate": rate, "peak_gib": peak}), flush=True)
 
 
-def run_peer(row: Row, mode: str, device: str) -> None:
+def run_peer(row: Row, words: argparse.Namespace) -> None:
     """timm's training step or scoring, compiled."""
     import timm
     import torch
     import torch.nn.functional as F
 
     torch.backends.cudnn.benchmark = True
+    device, mode = words.device, words.child
     half, scores = getattr(torch, row.half), row.kind == "score"
     torch.manual_seed(0)
     made = timm.create_model(row.model, num_classes=1000)
@@ -228,10 +229,10 @@ def run_peer(row: Row, mode: str, device: str) -> None:
             forward(x)
         return times * row.batch
 
-    serve_rounds(score if scores else train, timm=timm.__version__, mode=mode)
+    serve_rounds(score if scores else train, words.seconds, timm=timm.__version__, mode=mode)
 
 
-def run_scoring(row: Row, device: str) -> None:
+def run_scoring(row: Row, words: argparse.Namespace) -> None:
     """What Phalanx's scoring calls for each batch, on images that lie on the device."""
     import torch
 
@@ -241,6 +242,7 @@ def run_scoring(row: Row, device: str) -> None:
     from phalanx.engine.evaluate import ValidBatch
     from phalanx.engine.step import compute_logits
 
+    device = words.device
     flags = {"model": row.model, "half-type": row.half, "batch-size": str(max(row.batch, 8))}
     flags |= {"image-size": str(row.size), "device": device, "precision": "16.32"}
     settings = read_settings("synthetic-resnet50", flags)
@@ -264,16 +266,18 @@ def run_scoring(row: Row, device: str) -> None:
     began, count = time.perf_counter(), 16 if row.batch > 1 else 200
     session.evaluate([batch] * count)
     whole = count * row.batch / (time.perf_counter() - began)
-    serve_rounds(block, kind=type(model).__name__, whole_score_images_per_s=round(whole))
+    serve_rounds(
+        block, words.seconds, kind=type(model).__name__, whole_score_images_per_s=round(whole)
+    )
 
 
-def run_loader(photos: Path) -> None:
+def run_loader(words: argparse.Namespace) -> None:
     """torchvision's decoder and transforms in a DataLoader: the most that a peer can be fed."""
     import torch
     from torchvision.io import ImageReadMode, decode_jpeg
     from torchvision.transforms import v2
 
-    blobs = [path.read_bytes() for path in sorted(photos.rglob("*.jpg"))[:_PHOTOS]]
+    blobs = [path.read_bytes() for path in sorted(Path(words.photos).rglob("*.jpg"))[:_PHOTOS]]
     steps = [v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip()]
     transform = v2.Compose(steps)
 
@@ -297,7 +301,7 @@ def run_loader(photos: Path) -> None:
     def block() -> int:
         return sum(len(next(batches)) for _ in range(10))
 
-    serve_rounds(block, decoder="torchvision decode_jpeg", workers=os.cpu_count())
+    serve_rounds(block, words.seconds, decoder="torchvision decode_jpeg", workers=os.cpu_count())
 
 
 # --- the parent ---
@@ -401,13 +405,14 @@ class Contest:
         photos, caches = words.photos or folder / "photos", Path(tempfile.mkdtemp(dir=folder))
         peers = ["loader"] if has_photos else words.modes.split(",")
         chosen = {"phalanx": ["phalanx"], "peers": peers}.get(words.only, [*peers, "phalanx"])
+        threads = max(1, (os.cpu_count() or 1) // words.together)
         for side in chosen:
             self.sides[side] = Rounds()
             if side != "phalanx" or self._row.kind == "score":
                 what = ["--child", side, "--rows", name, "--photos", str(photos)]
-                what += ["--device", words.device]
+                what += ["--device", words.device, "--seconds", str(words.seconds)]
                 log = words.out / f"{name}-{side}.log"
-                self._children[side] = Child(what, log, caches=caches)
+                self._children[side] = Child(what, log, caches=caches, threads=threads)
 
     def prepare(self, *, ours: bool) -> None:
         """Have one side ready: ours warms up while peers compile."""
@@ -507,6 +512,7 @@ def main() -> None:
     parser.add_argument("--modes", default="reduce-overhead", help="of torch.compile, for the peer")
     parser.add_argument("--limit", type=float, default=240, help="seconds for a peer to get ready")
     parser.add_argument("--together", type=int, default=12, help="rows that get ready at once")
+    parser.add_argument("--seconds", type=float, default=1.5, help="of a round that is timed")
     parser.add_argument("--only", choices=("phalanx", "peers"))
     parser.add_argument("--list", action="store_true", help="name the rows")
     parser.add_argument("--device", default="cuda", help="cpu: to try the script out")
@@ -520,11 +526,11 @@ def main() -> None:
     if words.child:
         row = ROWS[names[0]]
         if words.child == "phalanx":
-            run_scoring(row, words.device)
+            run_scoring(row, words)
         elif words.child == "loader":
-            run_loader(Path(words.photos))
+            run_loader(words)
         else:
-            run_peer(row, words.child, words.device)
+            run_peer(row, words)
         return
     words.out.mkdir(parents=True, exist_ok=True)
     print("| work | timm, images/s | Phalanx, images/s | ratio | timm GiB | Phalanx GiB |")
