@@ -7,7 +7,7 @@ from PIL import Image
 from small_server import CLASSES, NAME, SIZE, make_png, open_server
 
 KEY = "a long secret key"
-DONE = "document.querySelectorAll('.classes li').length == 5 * {}"
+DONE = "document.querySelectorAll('.guesses li').length == 5 * {}"
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_images_are_dropped_on_the_page_of_a_real_server(server, browser, images
     body = images[0].read_bytes()
     answer = server.ask("/predict?details=true", body, {"Content-Type": "image/png"}).json
     (prediction,) = answer["predictions"]
-    assert shown[0] == [one["class"] for one in prediction["classes"]]
+    assert shown[0] == [one["class"] for one in prediction["guesses"]]
     assert browser.run("document.querySelector('.seen').src") == prediction["seen"]
     assert browser.run(f"document.querySelector('.seen').naturalWidth == {SIZE}")
     label = "document.querySelector('.map').getAttribute('aria-label')"

@@ -73,10 +73,10 @@ def test_predict_names_the_likeliest_classes_of_a_file(server: RunningServer, di
     (prediction,) = found["predictions"]
     shares = softmax(direct(prepare(png)[None])[0][0].astype(np.float64))
     best = np.argsort(-shares)[:3]
-    assert [one["class"] for one in prediction["classes"]] == [f"class {at}" for at in best]
-    given = [one["probability"] for one in prediction["classes"]]
+    assert [one["class"] for one in prediction["guesses"]] == [f"class {at}" for at in best]
+    given = [one["probability"] for one in prediction["guesses"]]
     assert np.allclose(given, shares[best], atol=1e-5)
-    assert set(prediction) == {"image", "classes"}
+    assert set(prediction) == {"image", "guesses"}
 
 
 def test_predict_takes_several_files_and_tells_which_is_bad(server: RunningServer):
@@ -87,12 +87,12 @@ def test_predict_takes_several_files_and_tells_which_is_bad(server: RunningServe
     assert answer.status == 200
     one, bad, two = answer.json["predictions"]
     assert (one["image"], bad["image"], two["image"]) == ("one.png", "bad.png", "two.png")
-    assert bad["classes"] == [] and "not a JPEG, PNG" in bad["problem"]
+    assert bad["guesses"] == [] and "not a JPEG, PNG" in bad["problem"]
     alone = server.ask("/predict", make_png(2), {"Content-Type": "image/png"}).json["predictions"][
         0
     ]
-    assert two["classes"] == alone["classes"] != one["classes"]
-    assert len(two["classes"]) == 5
+    assert two["guesses"] == alone["guesses"] != one["guesses"]
+    assert len(two["guesses"]) == 5
 
 
 def test_predict_details_show_the_image_as_it_was_seen_and_the_map(server: RunningServer, direct):
@@ -267,7 +267,7 @@ def test_a_model_that_takes_pixels_gets_them(tmp_path):
         (found,) = server.ask("/predict?top=1", png, {"Content-Type": "image/png"}).json[
             "predictions"
         ]
-        assert found["classes"][0]["class"] == f"class {best}"
+        assert found["guesses"][0]["class"] == f"class {best}"
 
 
 def test_a_request_of_more_than_a_batch_is_split(server: RunningServer, direct):

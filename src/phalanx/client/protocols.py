@@ -73,7 +73,7 @@ def _ask_predict(model: ServedModel, files: Sequence[tuple[str, bytes]]) -> _Que
 def _read_predict(_model: ServedModel, reply: Reply) -> list[ImageAnswer]:
     answers = []
     for one in reply.read_json()["predictions"]:
-        guesses = tuple((str(g["class"]), float(g["probability"])) for g in one["classes"])
+        guesses = tuple((str(g["class"]), float(g["probability"])) for g in one["guesses"])
         answers.append(ImageAnswer(guesses, str(one.get("problem", ""))))
     return answers
 
