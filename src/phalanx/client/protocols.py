@@ -19,10 +19,11 @@ _FILES_INPUT = "image_bytes"
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The model of a server: its name, and the names of its classes where it tells them."""
+    """The model of a server: its name, its classes and its weights, where it tells them."""
 
     name: str
     classes: tuple[str, ...] = ()
+    weights: str = ""  # "trained", "file" or "random"
 
 
 @dataclass(frozen=True)

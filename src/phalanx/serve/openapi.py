@@ -1,9 +1,9 @@
 """The OpenAPI document of a service."""
 
-from typing import Any
+from typing import Any, get_args
 
 from phalanx import __version__
-from phalanx.export.metadata import INPUT_NAMES
+from phalanx.export.metadata import INPUT_NAMES, WeightsKind
 from phalanx.serve.backend import SHAPES
 from phalanx.serve.service import FILES_INPUT, VERSION, Service
 
@@ -333,6 +333,7 @@ def _describe_own() -> dict[str, _Schema]:
         {
             "name": _TEXT,
             "model": _TEXT,
+            "weights": {"enum": [*get_args(WeightsKind)]},
             "classes": _list_of(_TEXT),
             "image_size": {"type": "integer"},
             "input": {"enum": [*INPUT_NAMES]},

@@ -153,12 +153,13 @@ async function askModel() {
   } catch { /* the first image will say what is wrong */ }
 }
 
-function showModel({ name, model, classes, image_size: size, max_request_bytes: most }) {
+function showModel({ name, model, weights, classes, image_size: size, max_request_bytes: most }) {
   modelName = name;
   mostBytes = most ?? mostBytes;
   document.title = `${name}: classify images`;
   const facts = model ? ` (${model}, ${classes.length} classes, ${size}\u00a0×\u00a0${size} pixels)` : "";
-  find("model-facts").textContent = `Model ${name}${facts}. `;
+  const random = weights === "random" ? "Its weights are random: what it answers means nothing. " : "";
+  find("model-facts").textContent = `Model ${name}${facts}. ${random}`;
 }
 
 function show(job, { waiting = "", error = "", prediction = null, found = null, tookMs = 0 }) {
