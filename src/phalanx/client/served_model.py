@@ -71,4 +71,4 @@ def find_model(address: ServerAddress, *, name: str | None, timeout_s: float) ->
 
 def _refuse_other_name(address: ServerAddress, wanted: str | None, found: str) -> None:
     if wanted is not None and wanted != found:
-        raise ConfigError(f"--name {wanted}: {address.url} serves {found}")
+        raise ConfigError(f"--name {wanted}: {address.url} serves {found}; leave the option out")
