@@ -17,9 +17,9 @@ def to_json(status, facts, **headers):
 def answer_well(body):
     """As /predict answers: one prediction for each part of the form."""
     shares = dict(zip(CLASSES, (0.7, 0.2, 0.1), strict=True))
-    classes = [{"class": name, "probability": share} for name, share in shares.items()]
+    guesses = [{"class": name, "probability": share} for name, share in shares.items()]
     count = body.count(b"filename=")
-    return to_json(200, {"predictions": [{"image": "x", "classes": classes}] * count})
+    return to_json(200, {"predictions": [{"image": "x", "guesses": guesses}] * count})
 
 
 class Server:

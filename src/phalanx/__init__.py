@@ -155,27 +155,27 @@ def export(
     images: "ImageInputs | None" = None,
     **options: Any,
 ) -> "ExportedModel":
-    """Write the model of a run or checkpoint for other programs; where it is, and how it compares.
+    """Write a model for other programs: of a run or checkpoint, or a preset's or model's first one.
 
-    checkpoint: as for `load`. images: to check it on; those of the run's data where they are there.
+    checkpoint: as for `load`. images: to check it on; those of its data where they are there.
     options: of `phalanx export`, such as format="onnx", out, name, with_preprocessing, dtype,
     averaged, max_batch and check_images.
     """
     from phalanx.data.loading.image_inputs import collect_images
-    from phalanx.export.options import read_export_checkpoint, read_export_options
+    from phalanx.export.options import read_export_options, read_export_source
 
     own, others = read_export_options(options)
     own.refuse_missing_packages()
     given = None if images is None else collect_images(images)
     flags = _flags(others)
-    found = read_export_checkpoint(
-        _path(run), flags, wanted=_choice(checkpoint), averaged=own.averaged
+    found = read_export_source(
+        str(_path(run)), flags, wanted=_choice(checkpoint), averaged=own.averaged
     )
     from phalanx.assemble.torch_setup import settings_restored
-    from phalanx.export.run import export_checkpoint
+    from phalanx.export.run import export_model
 
     with settings_restored():
-        return export_checkpoint(found, own, images=given, needs_data="data-dir" in flags)
+        return export_model(found, own, images=given, needs_data="data-dir" in flags)
 
 
 def report(run: PathLike) -> Path:

@@ -67,7 +67,7 @@ def test_other_classes_need_a_new_head(contiguous, pair, tmp_path, capsys):
     assert main(small_run(pair, tmp_path / "a", **options)) == CHECKPOINT
     err = capsys.readouterr().err
     assert "fc.weight is (10, 64) in the file, (2, 64) in the model" in err
-    assert "it has 10 classes, the data has 2: --reset-head starts with a new classifier" in err
+    assert "it has 10 classes, the data (folder) has 2: --data names other data" in err
     assert main(small_run(pair, tmp_path / "b", reset_head=True, **options)) == 0
     assert "weights.safetensors, with a new classifier\n" in capsys.readouterr().out
 

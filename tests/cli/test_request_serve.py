@@ -72,6 +72,28 @@ def find_children(pid):
 
 
 @pytest.mark.slow
+def test_a_preset_is_served_with_random_weights(tmp_path):
+    config = tmp_path / "tiny.yaml"
+    config.write_text("extends: demo\nmodel: resnet8\ndata: mnist\nimage-size: 12\n")
+    done = run_phalanx("request", "--serve", config, "--batch-size", "50", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["answered"], found["failed"], found["weights"]) == (200, 0, "random")
+    assert found["accuracy"] is None, "images that come with Phalanx are no digits"
+    assert "its data (mnist) is not here: sending images that come with Phalanx" in done.stderr
+    assert "has random weights: its answers mean nothing" in done.stderr
+
+
+def test_options_of_a_model_go_with_a_name_alone(digits, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main(small_run(digits, run)) == 0
+    assert main(["request", "--serve", str(run), "--model", "resnet8"]) == 2
+    assert "already says what its model is" in capsys.readouterr().err
+    assert main(["request", "x.png", "--init-weights", "w.pth"]) == 2
+    assert "--init-weights: goes with --serve RUN" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_the_whole_example_in_one_command(digits, tmp_path):
     run = tmp_path / "run"
     assert run_phalanx(*small_run(digits, run)).returncode == 0

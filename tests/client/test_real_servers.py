@@ -125,5 +125,7 @@ def test_what_the_server_refuses_is_raised_here(tmp_path):
 
 
 def test_another_name_is_refused(address):
-    with pytest.raises(ConfigError, match=r"--name other: http.* serves tiny"):
+    with pytest.raises(
+        ConfigError, match=r"--name other: http.* serves tiny; leave the option out"
+    ):
         find_model(address, name="other", timeout_s=5)

@@ -128,8 +128,8 @@ def test_one_bad_image_does_not_spoil_its_batch(server):
 
 
 def test_a_problem_beside_good_answers_is_counted_as_unreadable(server):
-    good = {"image": "x", "classes": [{"class": "cat", "probability": 1.0}]}
-    bad = {"image": "y", "classes": [], "problem": "cut off"}
+    good = {"image": "x", "guesses": [{"class": "cat", "probability": 1.0}]}
+    bad = {"image": "y", "guesses": [], "problem": "cut off"}
     server.answer = lambda body, number: to_json(200, {"predictions": [good, bad]})
     result = send(server, 2, batch_size=2)
     assert (result.answered, result.unreadable) == (1, 1)
@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_read_is_not_sent(server):
         ((200, b"<html>", {}), "HTTP 200 with a body that is not JSON"),
         (to_json(200, {"predictions": []}), "0 answers to 1 images"),
         (to_json(200, {"other": 1}), "an answer of another form (KeyError: 'predictions')"),
-        (to_json(200, {"predictions": [{"classes": []}]}), "an answer without probabilities"),
+        (to_json(200, {"predictions": [{"guesses": []}]}), "an answer without probabilities"),
         (to_json(500, {"error": "oh"}), "HTTP 500: oh"),
         ((502, b"bad gateway", {}), "HTTP 502: bad gateway"),
         (None, "{place} closed the connection without an answer"),

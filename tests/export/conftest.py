@@ -1,6 +1,8 @@
 """A run that was trained for a few steps, and its exports, made once for all tests."""
 
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import onnx
@@ -28,6 +30,15 @@ def run(digits, tmp_path_factory) -> Path:
         device="cpu",
     )
     return folder
+
+
+@pytest.fixture(scope="session")
+def timm() -> ModuleType:
+    """timm, where it can be imported beside the torch that is here."""
+    try:
+        return import_module("timm")
+    except (ImportError, RuntimeError, OSError) as error:
+        pytest.skip(f"timm cannot be imported beside this torch: {error}")
 
 
 @pytest.fixture(scope="session")

@@ -84,7 +84,7 @@ def test_the_card_says_what_the_model_is(exported, run):
         "| `lr` | 0.05 |",
         "| `ema-decay` | 0.8 |",
         "also where an image shows none of them",
-        "On 40 validation images of the run's data (mnist), in batches of 1, 2 and 32,",
+        "On 40 validation images of its data (mnist), in batches of 1, 2 and 32,",
         "| `input`, the input | float32 | [N, 3, 12, 12] | normalised, RGB |",
     ):
         assert line in card

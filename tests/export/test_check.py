@@ -121,7 +121,7 @@ def test_an_earlier_export_outlives_one_that_fails(run, tmp_path, monkeypatch):
 def test_images_are_the_runs_then_those_given_then_our_own(run, tmp_path, digits, monkeypatch):
     options = {"format": "safetensors", "out": tmp_path / "w.safetensors"}
     checked = phalanx.export(run, **options).checked
-    assert checked.source == "40 validation images of the run's data (mnist)"
+    assert checked.source == "40 validation images of its data (mnist)"
     assert (checked.images, checked.batches, checked.top1_equal) == (40, (1, 2, 32), 40)
     for number in range(3):
         Image.new("RGB", (20, 30), (90 * number, 0, 0)).save(tmp_path / f"{number}.png")
@@ -130,7 +130,7 @@ def test_images_are_the_runs_then_those_given_then_our_own(run, tmp_path, digits
     digits.rename(digits.with_name("away"))
     try:
         ours = phalanx.export(run, check_images=7, **options).checked
-        assert ours.source == "7 images that come with Phalanx (the run's data is not here)"
+        assert ours.source == "7 images that come with Phalanx (its data is not here)"
         with pytest.raises(DataError, match="no such folder"):
             phalanx.export(run, data_dir=tmp_path / "nowhere", **options)
     finally:

@@ -22,7 +22,7 @@ def test_it_says_where_the_model_is_and_how_it_compares(run, tmp_path, capsys):
     assert main([*words, "--averaged", "--out", str(out)]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith(
-        "agrees with the checkpoint on 40 validation images of the run's data (mnist), in batches "
+        "agrees with the checkpoint on 40 validation images of its data (mnist), in batches "
         "of 1, 2 and 32: logits within "
     )
     assert f"{out}: resnet8, float32, " in printed.out
@@ -59,7 +59,13 @@ def test_it_says_where_the_model_is_and_how_it_compares(run, tmp_path, capsys):
         (["--name", ".."], 2, "--name '..': a name is made of up to 100 letters"),
         (["--name", "a" * 101], 2, "a': a name is made of up to 100 letters"),
         (["--max-batch", "0"], 2, "--max-batch: expected a whole number from 1 to 4,096, got '0'"),
-        (["--image-size", "32"], 2, "--image-size: no such option"),
+        (["--image-sise", "32"], 2, "--image-sise: no such option"),
+        (
+            ["--init-weights", "w.pth"],
+            2,
+            "already says what its model is; only a preset or a model by name takes such options, "
+            "as in: phalanx export resnet50",
+        ),
         (
             ["--out", "model.pt2"],
             2,
@@ -90,9 +96,10 @@ def test_mistakes_are_told_before_torch_is_asked(run, words, code, message, caps
 def test_a_file_that_is_no_run_is_called_what_it_is(tmp_path, name, content, what, capsys):
     (tmp_path / name).write_bytes(content)
     assert main(["export", str(tmp_path / name)]) == 4
-    assert (
-        f"{tmp_path / name}: is a file ({what}); name the run or the checkpoint to export"
-    ) in capsys.readouterr().err
+    told = f"{tmp_path / name}: is a file ({what}); name the run or the checkpoint to export"
+    if name.endswith((".pth", ".safetensors")):
+        told += f", or the model: phalanx export MODEL --init-weights {tmp_path / name}"
+    assert f"{told}\n" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_told_with_the_line_that_installs_it(run, capsys, monkeypatch):

@@ -23,7 +23,7 @@ def test_metadata_is_read_as_it_was_written(exported):
     [
         (
             {"format": METADATA_FORMAT + 1, "what": "is new"},
-            "a.onnx: format 2 of a newer Phalanx, this one reads up to 1; update Phalanx, or "
+            "a.onnx: format 3 of a newer Phalanx, this one reads up to 2; update Phalanx, or "
             "export the run again with this one",
         ),
         ({"classes": 3}, "a.onnx: its metadata is damaged (classes: input should be a valid"),

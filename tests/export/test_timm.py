@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -176,14 +175,6 @@ def test_a_folder_that_timm_has_not_seen_says_so(photos, tmp_path, monkeypatch):
     done = export_timm(photos, tmp_path / "out")
     assert done.notes[0].startswith("timm itself was not run, since it could not be imported: ")
     assert "Note: timm itself was not run" in done.card.read_text()
-
-
-@pytest.fixture(scope="module")
-def timm():
-    try:
-        return import_module("timm")
-    except (ImportError, RuntimeError, OSError) as error:
-        pytest.skip(f"timm cannot be imported beside this torch: {error}")
 
 
 @pytest.mark.parametrize("model", CASES)

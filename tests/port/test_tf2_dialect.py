@@ -251,8 +251,32 @@ def test_an_export_is_a_checked_file(capsys):
         "--max-batch 16 --dtype float16 --with-preprocessing"
     )
     answer = port(capsys, f"{line} --checkpoint-input-path epoch_2.0.h5")
-    assert answer["command"][2] == "epoch_2.0.h5"
-    assert any("port weights" in warning for warning in answer["warnings"])
+    assert answer["command"][2] == "resnet50_infer_bs16"
+    assert "--init-weights weights.safetensors" in answer["line"]
+    assert answer["warnings"] == [
+        "--checkpoint-input-path epoch_2.0.h5: `phalanx port weights epoch_2.0.h5` turns it into "
+        "weights.safetensors first"
+    ]
+    assert port(capsys, f"{line} --checkpoint-input-path runs/a")["command"][2] == "runs/a"
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        (
+            "export_for_serving.py --export-dir e --dataset imagenet",
+            "export imagenet_config --model resnet18 --out e/resnet18.onnx --format onnx",
+        ),
+        (
+            "send_request.py --dataset cifar100 --num-images 9",
+            "request --serve cifar10_config --data cifar100 --num-images 9 --model resnet18 "
+            "--batch-size 1 --num-threads 2",
+        ),
+    ],
+)
+def test_the_network_that_is_served_is_the_one_that_was_named(line, command, capsys):
+    answer = port(capsys, f"python3 {line} --model-name resnet18")
+    assert sorted(answer["line"].split()) == sorted(f"phalanx {command}".split())
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def serve_script() -> Iterator[Script]:
 
 MODEL = {"name": "demo", "model": "resnet8", "classes": [*"0123456789"], "image_size": 28}
 CLASSES = {"Ankle boot": 0.873, "<b>Sneaker</b>": 0.081, "Sandal": 0.03, "Bag": 0.01, "Coat": 0.006}
-DONE = "document.querySelectorAll('.classes li').length == 5 * {}"
+DONE = "document.querySelectorAll('.guesses li').length == 5 * {}"
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def answer_well(**more):
     Image.fromarray(np.full((28, 28, 3), 90, np.uint8)).save(seen, "PNG")
     prediction = {
         "image": "a photo.jpg",
-        "classes": [{"class": name, "probability": share} for name, share in CLASSES.items()],
+        "guesses": [{"class": name, "probability": share} for name, share in CLASSES.items()],
         "seen": f"data:image/png;base64,{base64.b64encode(seen.getvalue()).decode()}",
         "activation_map": [[0.0, 0.1, 0.0], [0.0, 0.2, 0.1], [0.3, 0.1, 1.0]],
         **more,

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from small_server import CLASSES, NAME, SIZE, make_png, open_server
+from small_server import CLASSES, NAME, SIZE, make_metadata, make_png, open_server, write_model
 
 KEY = "a long secret key"
-DONE = "document.querySelectorAll('.classes li').length == 5 * {}"
+DONE = "document.querySelectorAll('.guesses li').length == 5 * {}"
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_images_are_dropped_on_the_page_of_a_real_server(server, browser, images
     body = images[0].read_bytes()
     answer = server.ask("/predict?details=true", body, {"Content-Type": "image/png"}).json
     (prediction,) = answer["predictions"]
-    assert shown[0] == [one["class"] for one in prediction["classes"]]
+    assert shown[0] == [one["class"] for one in prediction["guesses"]]
     assert browser.run("document.querySelector('.seen').src") == prediction["seen"]
     assert browser.run(f"document.querySelector('.seen').naturalWidth == {SIZE}")
     label = "document.querySelector('.map').getAttribute('aria-label')"
@@ -75,3 +75,14 @@ def test_the_page_needs_no_key_and_asks_for_that_of_the_server(model_file, brows
         browser.press("Enter", code=13, text="\r")
         browser.wait_for(DONE.format(1))
         browser.wait_for(f"document.body.innerText.includes('Model {NAME} (')")
+
+
+def test_random_weights_are_told_on_the_page_and_when_it_starts(browser, tmp_path):
+    about = make_metadata(weights="random").model_dump_json()
+    file = write_model(tmp_path / "new.onnx", metadata=about)
+    with open_server(file) as server:
+        assert f"(resnet8, random weights, {CLASSES} classes, " in server.line
+        browser.open(f"{server.url}/")
+        browser.wait_for(
+            "document.body.innerText.includes('Its weights are random: what it answers means')"
+        )

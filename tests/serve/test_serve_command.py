@@ -85,6 +85,13 @@ def test_a_folder_that_is_no_run_is_called_what_it_is(tmp_path, capfd):
         assert code == 4 and what in said, said
 
 
+@pytest.mark.parametrize("name", ["demo", "resnet8"])
+def test_a_preset_is_exported_first(name, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, said = refuse(capfd, name)
+    assert code == 4 and said.endswith(f"and serve the file: phalanx export {name}\n")
+
+
 def with_format(number: int) -> str:
     return json.dumps(json.loads(make_metadata().model_dump_json()) | {"format": number})
 

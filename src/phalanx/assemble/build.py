@@ -126,10 +126,11 @@ def _explain_misfit(
         without_head(wanted), without_head(found)
     ):
         has, wants = (t[last].shape[:1] if last in t else () for t in (found, wanted))
-        misfit = f"it has no {head} that fits"
+        way_out = "--reset-head starts with a new classifier"
         if has and wants and has != wants:
-            misfit = f"it has {has[0]} classes, the data has {wants[0]}"
-        return f"{misfit}: --reset-head starts with a new classifier"
+            misfit = f"it has {has[0]} classes, the data ({config.data.data}) has {wants[0]}"
+            return f"{misfit}: --data names other data, {way_out}"
+        return f"it has no {head} that fits: {way_out}"
     trained = [t.numel() for n, t in found.items() if not n.endswith(_STATISTICS)]
     alike = [name for name, size in load_sizes().items() if size.parameters == sum(trained)]
     if alike and config.model.model not in alike:

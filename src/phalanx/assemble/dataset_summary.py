@@ -173,6 +173,12 @@ def summarise_published(config: Config) -> DatasetSummary | None:
     )
 
 
+def inspect_or_recall(config: Config) -> DatasetSummary:
+    """The dataset, or what the catalog knows of it where no folder is named."""
+    missing = DATASETS[config.data.data].needs_folder and config.data.data_dir is None
+    return (summarise_published(config) if missing else None) or inspect_dataset(config)
+
+
 class PlannedRun(NamedTuple):
     """A run that does not exist yet: its options as they fit the data, its numbers, its data."""
 
@@ -186,8 +192,7 @@ def plan_run(settings: Settings, *, without_data: bool = False) -> tuple[Plan, D
 
     without_data: a folder that is not named is made up for by what the catalog knows.
     """
-    _, plan, dataset = plan_new_run(settings, without_data=without_data)
-    return plan, dataset
+    return plan_new_run(settings, without_data=without_data)[1:]
 
 
 def plan_new_run(
@@ -199,9 +204,7 @@ def plan_new_run(
     """
     settings = settle_replicas(settings)
     config = settings.config
-    missing = DATASETS[config.data.data].needs_folder and config.data.data_dir is None
-    known = summarise_published(config) if without_data and missing else None
-    dataset = known or inspect_dataset(config)
+    dataset = inspect_or_recall(config) if without_data else inspect_dataset(config)
     fitted = fit_settings(settings, dataset.counts)
     is_cropped = DATASETS[config.data.data].augment == "resized-crop"  # else told by the plan
     if config.augment.use_bbox_info and is_cropped and not dataset.has_boxes:

@@ -10,6 +10,7 @@ from phalanx.assemble.dataset_summary import (
     choose_normalization,
     fit_settings,
     inspect_dataset,
+    inspect_or_recall,
 )
 from phalanx.assemble.find_data import infer_data, make_up_data, read_with_data
 from phalanx.assemble.prepare import StartingPoint
@@ -274,9 +275,15 @@ def plan_checkpoint(checkpoint: ScorableCheckpoint) -> Plan:
     return make_plan(settings.config, counts, machine, typed=settings.typed)
 
 
-def plan_untrained(settings: Settings) -> tuple[Plan, DatasetSummary]:
-    """The plan of scoring the model that a config would begin to train, and its data."""
-    dataset = inspect_dataset(settings.config)
+def plan_untrained(
+    settings: Settings, *, without_data: bool = False
+) -> tuple[Plan, DatasetSummary]:
+    """The plan of scoring the model that a config would begin to train, and its data.
+
+    without_data: a folder that is not named is made up for by what the catalog knows.
+    """
+    config = settings.config
+    dataset = inspect_or_recall(config) if without_data else inspect_dataset(config)
     fitted = fit_settings(fit_scoring(settings), dataset.counts)
     plan = make_plan(
         fitted.config,

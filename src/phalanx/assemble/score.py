@@ -52,14 +52,22 @@ def open_checkpoint(
 
 
 def open_untrained(
-    settings: Settings, ranks: Ranks | None = None, *, made_up_images: int | None = None
+    settings: Settings,
+    ranks: Ranks | None = None,
+    *,
+    made_up_images: int | None = None,
+    without_data: bool = False,
 ) -> Session:
-    """The model that a config would begin to train; made_up_images: as for a checkpoint."""
+    """The model that a config would begin to train; made_up_images: as for a checkpoint.
+
+    without_data: as for `plan_untrained`; classes that nobody can name are numbered.
+    """
     refuse_missing_weights(settings.config)
-    plan, dataset = plan_untrained(settings)
+    plan, dataset = plan_untrained(settings, without_data=without_data)
     plan = replace(plan, valid_images=made_up_images or plan.valid_images)
     config = fit_scoring(settings).config
-    return Session(config, plan, classes=dataset.classes, ranks=ranks)
+    classes = dataset.classes or [f"class {at}" for at in range(dataset.counts.classes)]
+    return Session(config, plan, classes=classes, ranks=ranks)
 
 
 def open_target(

@@ -103,7 +103,7 @@ def _write_images(args: ParsedArgs, folder: Path) -> list[str]:
         found = collect_files(args["images"], labels=None, limits=limits)
     elif Path(args["model"]).is_dir():
         try:
-            found = collect_validation(Path(args["model"]), {}, count=_IMAGES)
+            found = collect_validation(args["model"], {}, count=_IMAGES)
         except DataError:
             return _make_up_images(folder)
     else:

@@ -1,11 +1,18 @@
-"""`phalanx export`: a model for other programs, checked against its checkpoint."""
+"""`phalanx export`: a model for other programs, checked against the model itself."""
 
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import JSON_FLAG, LIMIT_OPTIONS, Argument, ParsedArgs, command
-from phalanx.cli.validate import CHECKPOINT_FLAG
+from phalanx.cli.command import (
+    JSON_FLAG,
+    LAYOUT_OPTIONS,
+    LIMIT_OPTIONS,
+    Argument,
+    ParsedArgs,
+    command,
+)
+from phalanx.cli.validate import CHECKPOINT_FLAG, FRESH_MODEL_OPTIONS, refuse_model_options
 from phalanx.errors import DataError
 from phalanx.report.terminal import clean_name
 from phalanx.units import format_bytes
@@ -13,13 +20,22 @@ from phalanx.units import format_bytes
 if TYPE_CHECKING:
     from phalanx.export.run import ExportedModel
 
+_SOURCE_OPTIONS = (  # of the data and of how its images are prepared
+    "data", "data-dir", "val-split", *LAYOUT_OPTIONS, "seed",
+    "eval-crop", "normalization", "exif-orientation",
+)  # fmt: skip
+
 
 @command(
     "export",
     "Write a model for other programs. It is kept only if its answers agree with the checkpoint's "
     "on real images, in batches of one, two and the largest size; a model card lies beside it.",
     Argument(
-        "run", "A run (its best checkpoint) or a checkpoint.", metavar="RUN|...", required=True
+        "target",
+        "A run (its best checkpoint), a checkpoint, or a preset or model by name, which has random "
+        "weights or those of --init-weights.",
+        metavar="RUN|...",
+        required=True,
     ),
     CHECKPOINT_FLAG,
     Argument(
@@ -32,7 +48,8 @@ if TYPE_CHECKING:
     Argument(
         "--out",
         "The file, timm's folder, or Triton's repository, where the model becomes OUT/NAME.  "
-        "[RUN/export/NAME.onnx; other formats in RUN/export/FORMAT]",
+        "[RUN/export/NAME.onnx; other formats in RUN/export/FORMAT; of a preset or model, export "
+        "in this folder]",
     ),
     Argument("--name", "What the model is called in addresses of a server.  [the run's name]"),
     Argument(
@@ -55,15 +72,15 @@ if TYPE_CHECKING:
     ),
     Argument(
         "--images",
-        "Images or folders of them to check it on.  [the run's validation images, else those that "
-        "come with Phalanx]",
+        "Images or folders of them to check it on.  [the validation images of its data, else those "
+        "that come with Phalanx]",
         many=True,
     ),
     Argument("--check-images", "How many of them.  [64]", default="64"),
     JSON_FLAG,
-    usage="RUN|CHECKPOINT [--format onnx|pt2|safetensors|timm|triton] [--out PATH] "
+    usage="RUN|CHECKPOINT|PRESET|MODEL [--format onnx|pt2|safetensors|timm|triton] [--out PATH] "
     "[--with-preprocessing] [--dtype float16] [--json]",
-    options=("data-dir", "threads", "plugin", *LIMIT_OPTIONS),
+    options=(*_SOURCE_OPTIONS, "threads", "plugin", *LIMIT_OPTIONS, *FRESH_MODEL_OPTIONS),
     examples={
         "phalanx export runs/demo": "runs/demo/export/demo.onnx, with a model card",
         "phalanx export runs/demo --with-preprocessing --out shoes.onnx": (
@@ -78,12 +95,16 @@ if TYPE_CHECKING:
         "phalanx export runs/cats --images photos --check-images 500": (
             "where the data of the run is elsewhere"
         ),
+        "phalanx export resnet50 --data imagenet --init-weights resnet50.safetensors": (
+            "weights from elsewhere"
+        ),
+        "phalanx export resnet50_infer_bs16": "random weights, to try out or measure a server",
     },
 )
 def _run(args: ParsedArgs) -> None:
     """Export, and say where it is and how it compares."""
     args.refuse_problems()
-    from phalanx.export.options import ExportOptions, read_export_checkpoint
+    from phalanx.export.options import ExportOptions, read_export_source
     from phalanx.export.place import refuse_taken
 
     options = ExportOptions(
@@ -106,19 +127,20 @@ def _run(args: ParsedArgs) -> None:
         except DataError as error:
             raise DataError(clean_name(str(error))) from None
     args.load_plugins()
-    checkpoint = read_export_checkpoint(
-        Path(args["run"]), args.flags, wanted=args["--checkpoint"], averaged=options.averaged
+    target = args["target"]
+    source = read_export_source(
+        target, args.flags, wanted=args["--checkpoint"], averaged=options.averaged
     )
-    if checkpoint.choice:
-        print(f"{args['run']}: {checkpoint.choice}", file=sys.stderr)
+    if source.checkpoint is not None:
+        refuse_model_options(target, args)
+    if source.note:
+        print(f"{target}: {source.note}", file=sys.stderr)
     # what is wrong is told before torch is imported
-    options.refuse_unsuited(checkpoint)
-    refuse_taken(options.choose_path(checkpoint), options.kind.files)
-    from phalanx.export.run import export_checkpoint
+    options.refuse_unsuited(source)
+    refuse_taken(options.choose_path(source), options.kind.files)
+    from phalanx.export.run import export_model
 
-    exported = export_checkpoint(
-        checkpoint, options, images=images, needs_data="data-dir" in args.flags
-    )
+    exported = export_model(source, options, images=images, needs_data="data-dir" in args.flags)
     args.print_result(exported.as_json(), lambda: _print_export(exported))
 
 
@@ -128,11 +150,13 @@ def _print_export(exported: "ExportedModel") -> None:
     for note in exported.notes:
         print(f"note: {note}", file=sys.stderr)
     print(
-        f"agrees with the checkpoint on {checked.source}, in {checked.describe_batches()}: "
+        f"agrees with the {about.reference} on {checked.source}, in {checked.describe_batches()}: "
         f"logits within {checked.logits_differ_by:.1e} ({checked.allowed:.1e} allowed), same top-1 "
         f"for {checked.describe_top1()}"
     )
-    print(f"{exported.path}: {about.model}, {about.dtype}, {format_bytes(exported.bytes)}")
+    weights = "random weights, " * (about.weights == "random")
+    size = format_bytes(exported.bytes)
+    print(f"{exported.path}: {about.model}, {weights}{about.dtype}, {size}")
     if exported.computes:
         outputs = "logits and activation_map" if about.has_activation_map else "logits"
         shape = ", ".join(map(str, about.input_shape))

@@ -24,7 +24,8 @@ _IN_FLIGHT = 16  # requests of a thread with --use-async
 _VALIDATION_IMAGES = 200  # of a run, where none are named
 _MOST_THREADS = 512
 _MOST_CONNECTIONS = 1000  # as many as our server takes
-_RUN_OPTIONS = ("data-dir", "plugin")  # with --serve RUN
+_RUN_OPTIONS = ("data", "data-dir", "model", "init-weights", "plugin")  # with --serve RUN
+_CONFIG_SUFFIXES = (".yaml", ".yml")
 _READY_S = 120.0
 _LONGEST_S = 3600.0
 
@@ -32,13 +33,15 @@ _LONGEST_S = 3600.0
 @command(
     "request",
     "Send images to a server; print what it says they are, how fast it answers, and how often it "
-    "is right where the class is known. With --serve, export a run and start the server, too.",
+    "is right where the class is known. With --serve, export a run or preset and start the server, "
+    "too.",
     Argument("images", "Image files, or folders of them.", metavar="IMAGE|DIR", many=True),
     Argument("--url", "Address of the server.  [http://127.0.0.1:8000]"),
     Argument(
         "--serve",
         "Export this run to a temporary folder, serve it, send it the images, and stop it; an "
-        "exported file is served as it is. Without images: some of the run's validation data.",
+        "exported file is served as it is; a preset or model by name has random weights or those "
+        "of --init-weights. Without images: some of its validation data.",
     ),
     Argument(
         "--protocol",
@@ -70,7 +73,7 @@ _LONGEST_S = 3600.0
         "--retries", "How often a request is sent again to a server that is busy.  [5]", default="5"
     ),
     JSON_FLAG,
-    usage="[IMAGE|DIR...] [--url URL | --serve RUN|FILE] [--batch-size N] [--num-threads N] "
+    usage="[IMAGE|DIR...] [--url URL | --serve RUN|FILE|PRESET] [--batch-size N] [--num-threads N] "
     "[--num-images N] [--use-async] [--protocol NAME] [--verbose] [--json]",
     options=(*_RUN_OPTIONS, "max-file-mib"),
     examples={
@@ -78,6 +81,9 @@ _LONGEST_S = 3600.0
         "phalanx request photos --url http://gpu1:8000 --batch-size 8": "a folder, eight at a time",
         "phalanx request val --num-threads 8 --num-images 1000": "throughput and latency",
         "phalanx request --serve runs/demo": "export, server, images, end: all in one",
+        "phalanx request --serve resnet50_infer_bs16 --batch-size 8 --num-images 100": (
+            "the same to measure a network that is not trained"
+        ),
     },
 )
 def _run(args: ParsedArgs) -> int:
@@ -128,12 +134,20 @@ def _collect(args: ParsedArgs) -> "RequestImages":
         return collect_files(args["images"], labels=labels, limits=args.read_reading().limits)
     if args["--labels"]:
         raise ConfigError("--labels: no image is named; validation data has labels of its own")
-    if Path(args["--serve"]).is_file():
+    if _is_exported(args["--serve"]):
         raise ConfigError(
             f"--serve {args['--serve']}: a file does not say where its run's data is; name images, "
             "or name the run"
         )
-    return collect_validation(Path(args["--serve"]), args.flags, count=_VALIDATION_IMAGES)
+    found = collect_validation(args["--serve"], args.flags, count=_VALIDATION_IMAGES)
+    if found.note:
+        print(found.note, file=sys.stderr)
+    return found
+
+
+def _is_exported(target: str) -> bool:
+    """Whether it is a file to be served as it is; a YAML file is a preset."""
+    return Path(target).is_file() and not target.endswith(_CONFIG_SUFFIXES)
 
 
 @contextmanager
@@ -149,7 +163,7 @@ def _open_address(args: ParsedArgs) -> "Iterator[ServerAddress]":
         yield parse_address(url, api_key=read_api_key(args["--api-key-file"]))
         return
     with tempfile.TemporaryDirectory(prefix="phalanx-request-") as folder:
-        if not Path(target).is_file():
+        if not _is_exported(target):
             file = str(Path(folder) / "model.onnx")
             print(f"exporting {clean_name(target)}", file=sys.stderr)
             given = [f"--{name}={args.flags[name]}" for name in _RUN_OPTIONS if name in args.flags]
@@ -170,6 +184,8 @@ def _request(
     from phalanx.client.served_model import find_model
 
     model = find_model(address, name=args["--name"], timeout_s=options.timeout_s)
+    if model.weights == "random":
+        print(f"{model.name} has random weights: its answers mean nothing", file=sys.stderr)
     labels = images.find_labels(model.classes)
     progress = ProgressLine(REWRITE_S)
     result = send_images(
@@ -184,6 +200,7 @@ def _request(
     facts = {
         "url": address.url,
         "model": model.name,
+        "weights": model.weights or None,
         "protocol": options.protocol,
         "batch_size": options.batch_size,
         "connections": options.connections,

@@ -109,7 +109,8 @@ def _run(args: ParsedArgs) -> int:
         plain = make_name(metadata.name)
         service = Service(backends, name or plain or metadata.model, limits, decode_threads=threads)
         facts = [
-            metadata.model, f"{len(metadata.classes):,} classes", backends[0].runtime,
+            metadata.model, *(["random weights"] * (metadata.weights == "random")),
+            f"{len(metadata.classes):,} classes", backends[0].runtime,
             f"batches of up to {limits.max_batch}", *(["key required"] * bool(api_key)),
         ]  # fmt: skip
         line = f"serving {service.name} on {listening.url} ({', '.join(facts)})"

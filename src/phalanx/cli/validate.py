@@ -148,7 +148,7 @@ def refuse_model_options(target: str, args: ParsedArgs) -> None:
         if name in args.flags:
             raise ConfigError(
                 f"--{name}: {target} already says what its model is; only a preset or a model by "
-                "name takes such options, as in: phalanx validate resnet50"
+                f"name takes such options, as in: phalanx {args.command} resnet50"
             )
 
 

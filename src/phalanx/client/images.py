@@ -1,16 +1,20 @@
 """The images of a request: their files, and the class of each where it is known."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from phalanx.assemble.dataset_summary import build_input_spec
-from phalanx.assemble.scorable import plan_checkpoint, read_checkpoint
+from phalanx.assemble.dataset_summary import MADE_UP, build_input_spec
+from phalanx.assemble.scorable import get_settings, plan_target, read_target
+from phalanx.catalog.datasets import DATASETS
 from phalanx.client.connection import NoAnswer
+from phalanx.config.read import Settings
+from phalanx.data.formats.arrays import open_embedded
 from phalanx.data.formats.decode import BadImage, EncodedImage, encode_png
 from phalanx.data.formats.image_file import ReadLimits, read_image_file
+from phalanx.data.formats.sources import Source
 from phalanx.data.layouts.labels_file import parse_labels
 from phalanx.data.loading.image_inputs import collect_images
 from phalanx.data.loading.reader import open_image
@@ -21,13 +25,15 @@ from phalanx.errors import DataError
 class RequestImages:
     """Images that can be sent: names, how the file of each is read, and classes where known.
 
-    guessed: labels are names of folders, which may have nothing to do with classes.
+    guessed: labels are names of folders, which may have nothing to do with classes. note: what a
+    person should know of them.
     """
 
     names: Sequence[str]
     read_file: Callable[[int], bytes]  # raises BadImage
     labels: Sequence[str | None]
     guessed: bool = False
+    note: str = ""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -99,16 +105,27 @@ def _read_labels(table: Path, files: Sequence[Path]) -> list[str | None]:
     return found
 
 
-def collect_validation(run: Path, flags: Mapping[str, str], *, count: int) -> RequestImages:
-    """So many of a run's validation images, from all over the split, as files.
+def collect_validation(name: str, flags: Mapping[str, str], *, count: int) -> RequestImages:
+    """So many validation images of a run or preset, from all over the split, as files.
 
-    Data that lies as pixels is sent as PNG, which loses nothing.
+    Data that lies as pixels is sent as PNG, which loses nothing. In place of a preset's data that
+    is not here, or is noise, images that come with Phalanx are sent.
     """
-    checkpoint = read_checkpoint(run, flags)
-    config = checkpoint.settings.config
-    if config.data.data in ("synthetic", "generated"):
-        raise DataError(f"{run}: was trained on noise, which is not sent; name images of your own")
-    source = build_input_spec(config, plan_checkpoint(checkpoint)).open("valid")
+    target = read_target(name, flags)
+    config = get_settings(target).config
+    data = config.data.data
+    is_missing = DATASETS[data].needs_folder and config.data.data_dir is None
+    if isinstance(target, Settings) and (is_missing or data in MADE_UP):
+        found = _choose_images(open_embedded("valid"), count)
+        note = f"{name}: its data ({data}) is not here: sending images that come with Phalanx"
+        return replace(found, labels=[None] * len(found), note=note)
+    if data in MADE_UP:
+        raise DataError(f"{name}: was trained on noise, which is not sent; name images of your own")
+    return _choose_images(build_input_spec(config, plan_target(target)).open("valid"), count)
+
+
+def _choose_images(source: Source, count: int) -> RequestImages:
+    """So many images, evenly over all of them."""
     chosen = np.linspace(0, len(source) - 1, min(count, len(source))).astype(int).tolist()
     classes = source.classes
 

@@ -19,10 +19,11 @@ _FILES_INPUT = "image_bytes"
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The model of a server: its name, and the names of its classes where it tells them."""
+    """The model of a server: its name, its classes and its weights, where it tells them."""
 
     name: str
     classes: tuple[str, ...] = ()
+    weights: str = ""  # "trained", "file" or "random"
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def _ask_predict(model: ServedModel, files: Sequence[tuple[str, bytes]]) -> _Que
 def _read_predict(_model: ServedModel, reply: Reply) -> list[ImageAnswer]:
     answers = []
     for one in reply.read_json()["predictions"]:
-        guesses = tuple((str(g["class"]), float(g["probability"])) for g in one["classes"])
+        guesses = tuple((str(g["class"]), float(g["probability"])) for g in one["guesses"])
         answers.append(ImageAnswer(guesses, str(one.get("problem", ""))))
     return answers
 

@@ -54,7 +54,11 @@ def find_model(address: ServerAddress, *, name: str | None, timeout_s: float) ->
         )
     if reply.status == 200 and isinstance(found, dict) and "name" in found:
         _refuse_other_name(address, name, str(found["name"]))
-        return ServedModel(str(found["name"]), tuple(map(str, found.get("classes", ()))))
+        return ServedModel(
+            str(found["name"]),
+            tuple(map(str, found.get("classes", ()))),
+            str(found.get("weights", "")),
+        )
     if reply.status >= 500:
         raise NetworkError(f"{address.url}: HTTP {reply.status}: {reply.error}")
     if name is None:
@@ -67,4 +71,4 @@ def find_model(address: ServerAddress, *, name: str | None, timeout_s: float) ->
 
 def _refuse_other_name(address: ServerAddress, wanted: str | None, found: str) -> None:
     if wanted is not None and wanted != found:
-        raise ConfigError(f"--name {wanted}: {address.url} serves {found}")
+        raise ConfigError(f"--name {wanted}: {address.url} serves {found}; leave the option out")

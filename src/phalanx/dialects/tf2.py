@@ -24,6 +24,7 @@ from phalanx.dialects.tf2_table import CONFIGS, TRAIN_TABLE, bool_row
 _SCORE = "train.py --training False"  # what it is called here; there it was the same script
 _SHARED = ("resnet8_test", "resnet50_mlperf_pod16_bs20", "resnet50_mlperf_pod16_lars")
 _OWN_PORT = "the server that --serve starts takes a free port of this machine"
+_SAID_OF_NETWORK = ("model-name", "dataset")
 _TESTS = "only tests of the old program used it"
 
 
@@ -142,6 +143,20 @@ def _switch_row(name: str) -> OldOption:
     return bool_row(name, computed(apply, f"--{name}"))
 
 
+def _build_network_rows() -> tuple[OldOption, ...]:
+    """Rows of training that count where the command itself says them: a config is a preset here."""
+
+    def only_said(row: OldOption) -> OldOption:
+        def apply(text: str, values: OldValues) -> Effect:
+            if row.name not in values.given:
+                return Effect(why="the preset has it", kind="elsewhere")
+            return row.outcome.apply(text, values)
+
+        return replace(row, outcome=replace(row.outcome, apply=apply))
+
+    return tuple(only_said(row) for row in TRAIN_TABLE if row.name in _SAID_OF_NETWORK)
+
+
 def _list_serving_notes(values: OldValues) -> list[str]:
     """That nothing was trained."""
     if values.is_given("checkpoint-input-path"):
@@ -165,8 +180,7 @@ _REQUEST = _serve_instead(
     "part of the model that is served: --serve names it",
     OldOption("config", elsewhere("the model that --serve names")),
     OldOption("dataset-path", computed(_say_data, "--data-dir")),
-    OldOption("dataset", elsewhere("the dataset of the model that is served"),
-              choices=tf2.DATA_NAMES, default="cifar10"),
+    *_build_network_rows(),
     OldOption("host", nothing(_OWN_PORT)),
     whole_row("port", nothing(_OWN_PORT)),
     whole_row("batch-size", kept("images in a request; the server makes batches of its own"),
@@ -197,17 +211,17 @@ def _say_type(text: str, values: OldValues) -> Effect:
 
 
 def _find_checkpoint(text: str, values: OldValues) -> Effect:
-    h5 = text.endswith((".h5", ".hdf5"))
+    if not text.endswith((".h5", ".hdf5")):
+        return Effect(flags={TARGET: text}, why="what is exported")
     warning = f"`phalanx port weights {text}` turns it into weights.safetensors first"
-    return Effect(flags={TARGET: text}, why="what is exported", warnings=(warning,) * h5)
+    weights = {"init-weights": "weights.safetensors"}
+    return Effect(flags=weights, why="what is exported", warnings=(warning,))
 
 
 _EXPORT = _serve_instead(
     "part of the model that is exported",
     OldOption("config", elsewhere("the model that is exported")),
-    OldOption("model-name", elsewhere("the model that is exported"), choices=tuple(tf2.NETWORKS)),
-    OldOption("dataset", elsewhere("the dataset of the model that is exported"),
-              choices=tf2.DATA_NAMES, default="cifar10"),
+    *_build_network_rows(),
     OldOption("dataset-path", renamed("data-dir", why="the answers are compared on its images")),
     OldOption("export-dir", computed(_name_export, "--out")),
     whole_row("micro-batch-size", computed(_say_max_batch, "--max-batch")),

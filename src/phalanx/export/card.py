@@ -1,16 +1,15 @@
 """The model card: what a model is, what it scores on which data, and how to use it."""
 
-from phalanx.assemble.scorable import ScorableCheckpoint
 from phalanx.assemble.session import Session
 from phalanx.export.card_facts import (
     describe_data,
     describe_limits,
     describe_recipe,
     describe_scores,
-    escape_text,
+    describe_weights,
 )
 from phalanx.export.metadata import ModelMetadata
-from phalanx.export.options import ExportOptions
+from phalanx.export.options import ExportOptions, ExportSource
 from phalanx.export.parity import ParityReport
 from phalanx.export.place import write_card_mark
 from phalanx.export.usage import describe_usage
@@ -36,7 +35,7 @@ _LIBRARIES = {  # as the Hugging Face hub calls them
 
 def write_card(
     session: Session,
-    checkpoint: ScorableCheckpoint,
+    source: ExportSource,
     metadata: ModelMetadata,
     report: ParityReport,
     *,
@@ -48,17 +47,15 @@ def write_card(
 
     file: the name of what it describes; notes: what could not be checked.
     """
-    weights = "averaged weights" if metadata.averaged else "weights"
     size = metadata.preprocessing.image_size
     parts = {
         "": f"{metadata.model} with {len(metadata.classes):,} classes for images of {size}x{size} "
-        f"pixels: the {weights} of the run `{escape_text(metadata.run)}` at step "
-        f"{metadata.step:,}, exported by Phalanx {metadata.phalanx}.",
+        f"pixels: {describe_weights(source, metadata)}, exported by Phalanx {metadata.phalanx}.",
         "How to use it": describe_usage(metadata, options.format, file),
-        "Scores": describe_scores(session, checkpoint, metadata),
-        "Data": describe_data(session, checkpoint),
-        "Recipe": describe_recipe(session, checkpoint),
-        "Limits": describe_limits(session, metadata),
+        "Scores": describe_scores(session, source, metadata),
+        "Data": describe_data(session, source),
+        "Recipe": describe_recipe(session, source),
+        "Limits": describe_limits(metadata),
         "How this export was checked": " ".join(
             [_describe_check(report, metadata), *(f"Note: {note}." for note in notes)]
         ),
@@ -72,7 +69,7 @@ def _describe_check(report: ParityReport, metadata: ModelMetadata) -> str:
     """What the file was held against, and how near it came."""
     return (
         f"On {report.source}, in {report.describe_batches()}, its logits differ from the "
-        f"checkpoint's by {report.logits_differ_by:.1e} at most ({report.allowed:.1e} are "
-        f"allowed in {metadata.dtype}), and the likeliest class is the same for "
+        f"{metadata.reference}'s by {report.logits_differ_by:.1e} at most ({report.allowed:.1e} "
+        f"are allowed in {metadata.dtype}), and the likeliest class is the same for "
         f"{report.describe_top1()}."
     )

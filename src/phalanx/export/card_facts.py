@@ -8,10 +8,11 @@ from typing import Any
 from phalanx.assemble.scorable import ScorableCheckpoint
 from phalanx.assemble.session import Session
 from phalanx.catalog.datasets import DATASETS
-from phalanx.config.schema import Config
+from phalanx.config.schema import OPTIONS, Config
 from phalanx.errors import UserError
 from phalanx.export.metadata import ModelMetadata
-from phalanx.report.folder import RunFolder, format_value, is_run_folder
+from phalanx.export.options import ExportSource
+from phalanx.report.folder import RunFolder, format_value
 from phalanx.report.records import read_averaged_top1, read_scores
 from phalanx.report.scores import wilson_interval
 
@@ -19,23 +20,38 @@ _OWN_TO_A_MACHINE = (  # options that say nothing of how a model came about
     "data-dir", "run-dir", "device", "devices", "workers", "threads", "plugin", "init-weights",
     "keep", "logs-per-epoch", "ckpts-per-epoch", "tensorboard", "wandb", "mlflow",
 )  # fmt: skip
+_NETWORK_SECTIONS = ("model", "resnet", "efficientnet", "data")  # of a model that is not trained
 _CLASSES_SHOWN = 20
+_NOT_TRAINED = {  # scores of weights that no run has trained
+    "random": "None: the weights are random, so its answers mean nothing. It is for trying out a "
+    "server, and for measuring one.",
+    "file": "These weights come from elsewhere and were not scored. Score them with "
+    "`phalanx validate`, which takes `--init-weights`, too.",
+}
 _MACHINE_PATH = re.compile(
     r"(?<![^=,])(~[^/=,]*|\.\.)?/[^=,]*"
 )  # a value that is one, or one of many
 
 
-def _find_run(checkpoint: ScorableCheckpoint) -> RunFolder | None:
-    """The run that a checkpoint lies in."""
-    folder = checkpoint.start.checkpoint.parent.parent
-    return RunFolder(folder) if is_run_folder(folder) else None
+def describe_weights(source: ExportSource, metadata: ModelMetadata) -> str:
+    """Which weights these are."""
+    if source.checkpoint is not None:
+        weights = "averaged weights" if metadata.averaged else "weights"
+        return f"the {weights} of the run `{_escape_text(metadata.run)}` at step {metadata.step:,}"
+    file = source.config.model.init_weights
+    which = f"the weights of `{_escape_text(Path(file).name)}`" if file else "**random weights**"
+    if metadata.weights == "random" and file:
+        which += " with a **random classifier**"
+    trained = "" if metadata.weights == "file" else ", never trained"
+    return f"{which}{trained}, in the network of `{_escape_text(source.name)}`"
 
 
-def describe_scores(
-    session: Session, checkpoint: ScorableCheckpoint, metadata: ModelMetadata
-) -> str:
+def describe_scores(session: Session, source: ExportSource, metadata: ModelMetadata) -> str:
     """A table of what the weights scored in training, or how to score them."""
-    rows = _find_scores(checkpoint, metadata)
+    if source.checkpoint is None:
+        return _NOT_TRAINED[metadata.weights]
+    run = RunFolder(source.run) if source.run else None
+    rows = _find_scores(source.checkpoint, run, metadata)
     if not rows:
         return "These weights were not scored. Score them with `phalanx validate`."
     flip = session.config.augment.flip_averaging
@@ -46,9 +62,11 @@ def describe_scores(
     return "\n".join([*table, *rows]) + (f"\n\n{with_mirror.strip()}" if flip else "")
 
 
-def _find_scores(checkpoint: ScorableCheckpoint, metadata: ModelMetadata) -> list[str]:
+def _find_scores(
+    checkpoint: ScorableCheckpoint, run: RunFolder | None, metadata: ModelMetadata
+) -> list[str]:
     """Rows of the table of scores."""
-    run, facts = _find_run(checkpoint), checkpoint.start.facts
+    facts = checkpoint.start.facts
     images, step = int(facts["plan"]["valid_images"]), metadata.step
     if checkpoint.start.use == "score average":
         top1 = read_averaged_top1(run.path).get(step) if run else None
@@ -73,19 +91,23 @@ def _format_row(name: str, share: float, images: int) -> str:
     return f"| {name} | {share:.2%} | {low:.2%} to {high:.2%} | {images:,} |"
 
 
-def describe_data(session: Session, checkpoint: ScorableCheckpoint) -> str:
-    """Which images it was trained and scored on, its classes, and how images are prepared."""
-    facts, name = checkpoint.start.facts, session.config.data.data
-    plan, shown = facts["plan"], session.classes[:_CLASSES_SHOWN]
+def describe_data(session: Session, source: ExportSource) -> str:
+    """Which images it was trained and scored on, or is laid out for, and its classes."""
+    name, shown = session.config.data.data, session.classes[:_CLASSES_SHOWN]
     known = DATASETS[name].help if name in DATASETS else name
     more = len(session.classes) - len(shown)
-    classes = ", ".join(f"`{escape_text(one)}`" for one in shown) + (
+    classes = ", ".join(f"`{_escape_text(one)}`" for one in shown) + (
         f" and {more:,} more" if more else ""
     )
+    about, count = f"`{name}`: {known}", f"- {len(session.classes):,} classes: {classes}"
+    if source.checkpoint is None:
+        return f"- laid out for {about}\n- trained on no image by Phalanx\n{count}"
+    facts = source.checkpoint.start.facts
+    plan = facts["plan"]
     lines = [
-        f"- `{name}`: {known}",
+        f"- {about}",
         f"- {plan['train_images']:,} training images, {plan['valid_images']:,} validation images",
-        f"- {len(session.classes):,} classes: {classes}",
+        count,
     ]
     prints = {
         split: values["sha256"]
@@ -96,19 +118,23 @@ def describe_data(session: Session, checkpoint: ScorableCheckpoint) -> str:
     return "\n".join(lines)
 
 
-def describe_recipe(session: Session, checkpoint: ScorableCheckpoint) -> str:
+def describe_recipe(session: Session, source: ExportSource) -> str:
     """The options that are not the defaults, and the command."""
     config, default = session.config.flat(), Config().flat()
-    stored = checkpoint.start.facts["config"]
+    trained = source.checkpoint is not None
+    stored = source.checkpoint.start.facts["config"] if source.checkpoint else {}
     rows = [
-        f"| `{name}` | {escape_text(format_value(stored.get(name, value)))} |"
+        f"| `{name}` | {_escape_text(format_value(stored.get(name, value)))} |"
         for name, value in config.items()
-        if name not in _OWN_TO_A_MACHINE and stored.get(name, value) != default.get(name)
+        if name not in _OWN_TO_A_MACHINE
+        and (trained or OPTIONS[name].section in _NETWORK_SECTIONS)
+        and stored.get(name, value) != default.get(name)
     ]
-    run = _find_run(checkpoint)
-    command = run.facts.get("command") if run else None
+    command = RunFolder(source.run).facts.get("command") if source.run else None
     lines = [f"```sh\n{_hide_paths(str(command))}\n```\n"] if command else []
-    lines += ["Options that differ from the defaults:\n", "| option | value |", "|---|---|", *rows]
+    lines += [] if trained else ["Phalanx has not trained these weights.\n"]
+    table = ["Options that differ from the defaults:\n", "| option | value |", "|---|---|", *rows]
+    lines += table if rows else ["Its options are the defaults."]
     return "\n".join(lines)
 
 
@@ -121,15 +147,20 @@ def _hide_paths(command: str) -> str:
     return shlex.join(_MACHINE_PATH.sub(lambda found: Path(found[0]).name, word) for word in words)
 
 
-def describe_limits(session: Session, metadata: ModelMetadata) -> str:
+def describe_limits(metadata: ModelMetadata) -> str:
     """What the model cannot do, and where its scores do not hold."""
     size = metadata.preprocessing.image_size
-    lines = [
-        f"- It always answers with one of its {len(metadata.classes):,} classes, also where an "
-        "image shows none of them.",
+    of_training = [
         "- The scores hold for images like those of the validation data; for others they were not "
         "measured.",
         "- Probabilities are those of training: nobody calibrated them.",
+    ]
+    if metadata.weights == "random":
+        of_training = ["- Its weights are random: no answer of it means anything."]
+    lines = [
+        f"- It always answers with one of its {len(metadata.classes):,} classes, also where an "
+        "image shows none of them.",
+        *of_training,
         f"- Images become {size}x{size} pixels: what is smaller than a few of these is lost.",
     ]
     if metadata.dtype != "float32":
@@ -139,6 +170,6 @@ def describe_limits(session: Session, metadata: ModelMetadata) -> str:
     return "\n".join(lines)
 
 
-def escape_text(text: Any) -> str:
+def _escape_text(text: Any) -> str:
     """Text in a cell of a table."""
     return str(text).replace("|", "\\|").replace("`", "'").replace("\n", " ")

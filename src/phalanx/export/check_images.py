@@ -36,13 +36,13 @@ def choose_check_images(
     if given is not None:
         return _read_given(session, given[:count])
     if session.config.data.data in _MADE_UP:
-        return _read_embedded(session, count, "the run's data is noise")
+        return _read_embedded(session, count, "its data is noise")
     try:
         return _read_validation(session, count)
     except DataError:
         if needs_data:
             raise
-        return _read_embedded(session, count, "the run's data is not here")
+        return _read_embedded(session, count, "its data is not here")
 
 
 def _read_given(session: Session, images: Sequence[NamedImage]) -> CheckImages:
@@ -68,7 +68,7 @@ def _read_validation(session: Session, count: int) -> CheckImages:
         raise DataError("none of the validation images can be read")
     names = feed.names(np.array(chosen)[readable])
     data = session.config.data.data
-    source = f"{_count(len(readable), 'validation image')} of the run's data ({data})"
+    source = f"{_count(len(readable), 'validation image')} of its data ({data})"
     return CheckImages(pixels[readable], tuple(names), source)
 
 
@@ -80,7 +80,8 @@ def _read_embedded(session: Session, count: int, why: str) -> CheckImages:
     for row, index in enumerate(chosen):
         transform.apply_evaluation(source.read(index), pixels[row])
     names = tuple(source.name(index) for index in chosen)
-    words = f"{_count(len(chosen))} that come with Phalanx ({why})"
+    come = "comes" if len(chosen) == 1 else "come"
+    words = f"{_count(len(chosen))} that {come} with Phalanx ({why})"
     return CheckImages(pixels, names, words)
 
 

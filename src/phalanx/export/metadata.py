@@ -11,7 +11,8 @@ from phalanx.errors import CheckpointError, ConfigError
 
 METADATA_KEY = "phalanx"  # under which a file's own metadata has it, as JSON
 PT2_METADATA = f"{METADATA_KEY}.json"  # among the extra files of a pt2
-METADATA_FORMAT = 1
+METADATA_FORMAT = 2  # 1 has no `weights`, which were always trained
+WeightsKind = Literal["trained", "file", "random"]  # by a run, of --init-weights, by nobody
 LOGITS, ACTIVATION_MAP = "logits", "activation_map"  # the outputs
 INPUT_NAMES = {"tensor": "input", "image": "image"}
 _LONGEST_NAME = 100
@@ -39,7 +40,8 @@ class ModelMetadata(BaseModel):
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # of the weights
     has_activation_map: bool = False
     averaged: bool = False  # the average of weights rather than the last ones
-    run: str = ""
+    weights: WeightsKind = "trained"
+    run: str = ""  # where one has trained them
     step: int = 0
     phalanx: str = ""  # version that wrote it
 
@@ -47,6 +49,11 @@ class ModelMetadata(BaseModel):
     def input_name(self) -> str:
         """That of the one input."""
         return INPUT_NAMES[self.input]
+
+    @property
+    def reference(self) -> str:
+        """What an export is held against, in a word."""
+        return "checkpoint" if self.weights == "trained" else "model"
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -6,16 +6,80 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from phalanx.assemble.scorable import ScorableCheckpoint, choose_checkpoint, read_checkpoint
+from phalanx.assemble.dataset_summary import choose_normalization
+from phalanx.assemble.prepare import refuse_missing_weights
+from phalanx.assemble.scorable import (
+    ScorableCheckpoint,
+    Target,
+    choose_checkpoint,
+    get_settings,
+    plan_untrained,
+    read_checkpoint,
+    read_untrained,
+    refuse_no_path,
+)
+from phalanx.config.schema import Config
 from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS
 from phalanx.errors import CheckpointError, ConfigError, suggest
 from phalanx.export.file_kind import describe_file
-from phalanx.export.metadata import make_name, refuse_name
+from phalanx.export.metadata import WeightsKind, make_name, refuse_name
 from phalanx.export.timm_config import refuse_unknown_to_timm
 from phalanx.plan.model import build_variant
 from phalanx.report.folder import is_run_folder
 
 _DTYPES = ("float32", "float16", "bfloat16")
+_WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+
+
+@dataclass(frozen=True)
+class ExportSource:
+    """What is exported: a checkpoint, or a preset or model by name with its first weights."""
+
+    target: Target
+
+    @property
+    def checkpoint(self) -> ScorableCheckpoint | None:
+        """The checkpoint; None for a model that no run has trained."""
+        return self.target if isinstance(self.target, ScorableCheckpoint) else None
+
+    @property
+    def config(self) -> Config:
+        """Its options."""
+        return get_settings(self.target).config
+
+    @property
+    def name(self) -> str:
+        """Of the run, the preset or the model."""
+        if self.checkpoint is None:
+            return get_settings(self.target).name
+        return str(self.checkpoint.start.facts["run"])
+
+    @property
+    def run(self) -> Path | None:
+        """The folder of the run that the checkpoint lies in."""
+        if self.checkpoint is None:
+            return None
+        folder = self.checkpoint.start.checkpoint.parent.parent
+        return folder if is_run_folder(folder) else None
+
+    @property
+    def weights(self) -> WeightsKind:
+        """Where its weights come from."""
+        if self.checkpoint is not None:
+            return "trained"
+        model = self.config.model
+        return "random" if model.init_weights is None or model.reset_head else "file"
+
+    @property
+    def note(self) -> str:
+        """Which weights these are, for a person; empty where a checkpoint was named itself."""
+        if self.checkpoint is not None:
+            return self.checkpoint.choice
+        file = self.config.model.init_weights
+        if self.weights == "file":
+            return f"the weights of {file}"
+        which = f"the weights of {file} with a random classifier" if file else "random weights"
+        return f"{which}, so its answers mean nothing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,30 +169,26 @@ class ExportOptions:
                 "pip install 'phalanx[export]'"
             )
 
-    def refuse_unsuited(self, checkpoint: ScorableCheckpoint) -> None:
-        """Raise where the format cannot hold the model of a checkpoint."""
+    def refuse_unsuited(self, source: ExportSource) -> None:
+        """Raise where the format cannot hold the model."""
         if self.format == "timm":
-            config = checkpoint.settings.config
-            how = checkpoint.start.facts["preprocessing"].get("normalization", "mean-std")
+            config = source.config
+            how = choose_normalization(config)
+            if source.checkpoint is not None:
+                facts = source.checkpoint.start.facts
+                how = facts["preprocessing"].get("normalization", "mean-std")
             refuse_unknown_to_timm(config.model.model, build_variant(config), how)
 
-    def choose_name(self, checkpoint: ScorableCheckpoint) -> str:
+    def choose_name(self, source: ExportSource) -> str:
         """What the model is called: as asked, else as its run, in characters of an address."""
-        return self.name or make_name(checkpoint.start.facts["run"]) or "model"
+        return self.name or make_name(source.name) or "model"
 
-    def choose_path(self, checkpoint: ScorableCheckpoint) -> Path:
+    def choose_path(self, source: ExportSource) -> Path:
         """Where the export goes: the file, or the folder of a format that is one."""
-        name = self.choose_name(checkpoint)
+        name = self.choose_name(source)
         out = self.out
         if out is None:
-            run = checkpoint.start.checkpoint.parent.parent
-            if not is_run_folder(run):
-                raise ConfigError(
-                    f"--out: {checkpoint.start.checkpoint} lies in no run folder to write to; say "
-                    "where the export goes"
-                )
-            here = Path.cwd()
-            folder = (run.relative_to(here) if run.is_relative_to(here) else run) / "export"
+            folder = _choose_folder(source)
             out = folder if self.format == "onnx" else folder / self.format
             if self.kind.suffix:
                 return out / f"{name}{self.kind.suffix}"
@@ -142,6 +202,19 @@ class ExportOptions:
                 f"{self.kind.suffix}; change one of them"
             )
         return out / f"{name}{self.kind.suffix}"
+
+
+def _choose_folder(source: ExportSource) -> Path:
+    """Where exports go unless told: into the run, or here for what no run has trained."""
+    run, here = source.run, Path.cwd()
+    if source.checkpoint is not None and run is None:
+        raise ConfigError(
+            f"--out: {source.checkpoint.start.checkpoint} lies in no run folder to write to; say "
+            "where the export goes"
+        )
+    if run is None:
+        return Path("export")
+    return (run.relative_to(here) if run.is_relative_to(here) else run) / "export"
 
 
 def read_export_options(values: Mapping[str, Any]) -> tuple[ExportOptions, dict[str, Any]]:
@@ -165,19 +238,32 @@ def _find_averaged(checkpoint: Path) -> Path:
     )
 
 
-def read_export_checkpoint(
-    path: Path, flags: Mapping[str, str], *, wanted: str | None = None, averaged: bool = False
-) -> ScorableCheckpoint:
-    """The checkpoint that a path stands for, as an export takes it: in 32 bits on the CPU.
+def read_export_source(
+    target: str, flags: Mapping[str, str], *, wanted: str | None = None, averaged: bool = False
+) -> ExportSource:
+    """What a path or the name of a preset or model stands for, in 32 bits on the CPU.
 
     wanted: which checkpoint of a run, as for `choose_checkpoint`.
     """
+    path, given = Path(target), {**flags, "device": "cpu", "precision": "32.32"}
+    settings = read_untrained(target, given)
+    if settings is not None:
+        if wanted is not None or averaged:
+            flag = "--averaged" if wanted is None else f"--checkpoint {wanted}"
+            raise ConfigError(
+                f"{flag}: {target} is not a run, so it has no checkpoints; leave it out"
+            )
+        refuse_missing_weights(settings.config)
+        plan_untrained(settings, without_data=True)  # what cannot be is refused before torch
+        return ExportSource(settings)
     if path.is_file() and path.name != AVERAGE_WEIGHTS:
+        of_model = f", or the model: phalanx export MODEL --init-weights {path}"
         raise CheckpointError(
             f"{path}: is a file ({describe_file(path)}); name the run or the checkpoint to export"
+            + of_model * (path.suffix in _WEIGHT_SUFFIXES)
         )
-    given = {**flags, "device": "cpu", "precision": "32.32"}
-    return read_weights(path, given, wanted=wanted, averaged=averaged)
+    refuse_no_path(target)
+    return ExportSource(read_weights(path, given, wanted=wanted, averaged=averaged))
 
 
 def read_weights(

@@ -63,12 +63,13 @@ class _Parted(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ParityCase:
-    """Inputs, and what the checkpoint says of them."""
+    """Inputs, and what the model itself says of them."""
 
     images: CheckImages
     inputs: NDArray[Any]  # of the exported model
-    outputs: _Outputs  # of the checkpoint
+    outputs: _Outputs  # of the model itself
     classes: tuple[str, ...]
+    reference: str = "checkpoint"  # what the model itself is called
 
 
 def check_parity(
@@ -96,12 +97,14 @@ def check_parity(
                     f"the export cannot run a batch of {size}, so nothing was written: {failed}"
                 ) from None
             except _Parted as parted:
-                raise _refuse(f"in a batch of {size}, {parted}", explain(parted.row)) from None
+                what = f"in a batch of {size}, {parted}"
+                raise _refuse(case, what, explain(parted.row)) from None
     may_change = int(_MAY_CHANGE[dtype] * len(inputs))
     if len(comparison.changed) > may_change:
         row, words = next(iter(comparison.changed.items()))
         what = f"the likeliest class of {len(comparison.changed):,} of {len(inputs):,} images"
-        raise _refuse(f"{what} is another one ({may_change:,} may be): {words}", explain(row))
+        what = f"{what} is another one ({may_change:,} may be): {words}"
+        raise _refuse(case, what, explain(row))
     return ParityReport(
         images=len(inputs),
         source=case.images.source,
@@ -113,9 +116,9 @@ def check_parity(
     )
 
 
-def _refuse(what: str, where: str) -> CheckpointError:
+def _refuse(case: ParityCase, what: str, where: str) -> CheckpointError:
     return CheckpointError(
-        f"the export disagrees with the checkpoint, so nothing was written: {what}; {where}"
+        f"the export disagrees with the {case.reference}, so nothing was written: {what}; {where}"
     )
 
 
@@ -131,6 +134,7 @@ class _Agreement:
 
     def __init__(self, case: ParityCase, *, dtype: str) -> None:
         self._expected, self._images, self._classes = case.outputs, case.images, case.classes
+        self._reference = case.reference
         largest = float(np.abs(case.outputs[0]).max())
         least = _LEAST_TOLERANCE if dtype == "float32" else _ROUNDING[dtype]
         self.allowed = max(least, _ROUNDING[dtype] * largest)
@@ -164,14 +168,14 @@ class _Agreement:
                 f"{apart[row, label]:.2g}, allowed are {self.allowed:.2g})",
                 int(rows[row]),
             )
-        # since both are within what is allowed, the checkpoint holds the two for twice that close
+        # since both are within what is allowed, the model itself holds the two for twice that close
         likeliest, others = wanted.argmax(1), found.argmax(1)
         for row in np.flatnonzero(others != likeliest):
             first, other = likeliest[row], others[row]
             self.changed[int(rows[row])] = (
                 f"{self._images.names[rows[row]]} becomes {self._classes[other]} instead of "
-                f"{self._classes[first]}, for which the checkpoint gives {wanted[row, other]:.6g} "
-                f"and {wanted[row, first]:.6g}"
+                f"{self._classes[first]}, for which the {self._reference} gives "
+                f"{wanted[row, other]:.6g} and {wanted[row, first]:.6g}"
             )
 
     def _compare_maps(

@@ -1,4 +1,4 @@
-"""Export: a checkpoint becomes a file or folder for other programs, once it is shown to agree."""
+"""Export: a model becomes a file or folder for other programs, once it is shown to agree."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from phalanx import __version__
-from phalanx.assemble.scorable import ScorableCheckpoint
-from phalanx.assemble.score import open_checkpoint
+from phalanx.assemble.score import open_checkpoint, open_untrained
 from phalanx.assemble.session import Session
+from phalanx.config.read import Settings
 from phalanx.data.loading.image_inputs import NamedImage
 from phalanx.errors import CheckpointError
 from phalanx.export.card import write_card
@@ -22,7 +22,7 @@ from phalanx.export.disagreement import explain_disagreement
 from phalanx.export.drafts import DRAFTS, Draft
 from phalanx.export.metadata import ModelMetadata
 from phalanx.export.network import ExportNetwork, copy_network, find_head
-from phalanx.export.options import ExportOptions
+from phalanx.export.options import ExportOptions, ExportSource
 from phalanx.export.parity import ParityCase, ParityReport, RunFailed, Runner, check_parity
 from phalanx.export.place import (
     CARD,
@@ -65,22 +65,22 @@ class ExportedModel:
         }
 
 
-def export_checkpoint(
-    checkpoint: ScorableCheckpoint,
+def export_model(
+    source: ExportSource,
     options: ExportOptions,
     *,
     images: Sequence[NamedImage] | None = None,
     needs_data: bool = False,
 ) -> ExportedModel:
-    """Write a checkpoint in another form; it has its name only if it agrees with the checkpoint.
+    """Write a model in another form; it has its name only if it agrees with the model itself.
 
-    images: to check it on, else those of the run's data; needs_data: that data must be there.
+    images: to check it on, else those of its data; needs_data: that data must be there.
     """
-    path, files = options.choose_path(checkpoint), options.kind.files
-    options.refuse_unsuited(checkpoint)
+    path, files = options.choose_path(source), options.kind.files
+    options.refuse_unsuited(source)
     refuse_taken(path, files)
-    with open_checkpoint(checkpoint) as session, staging_folder(path) as stage:
-        metadata = _describe_model(session, checkpoint, options)
+    with _open_source(source) as session, staging_folder(path) as stage:
+        metadata = _describe_model(session, source, options)
         draft = DRAFTS[options.format](session, metadata, path.name, options.max_batch)
         for name, content in draft.files.items():
             write_file(stage / name, content)
@@ -98,7 +98,7 @@ def export_checkpoint(
         )
         text = write_card(
             session,
-            checkpoint,
+            source,
             metadata,
             report,
             options=options,
@@ -125,22 +125,32 @@ def export_checkpoint(
     )
 
 
+def _open_source(source: ExportSource) -> Session:
+    if isinstance(source.target, Settings):
+        return open_untrained(source.target, without_data=True)
+    return open_checkpoint(source.target)
+
+
 def _describe_model(
-    session: Session, checkpoint: ScorableCheckpoint, options: ExportOptions
+    session: Session, source: ExportSource, options: ExportOptions
 ) -> ModelMetadata:
     """What the export says of itself."""
-    facts, start = checkpoint.start.facts, checkpoint.start
     read = session.preprocessing
     preprocessing = replace(read, mean=tuple(read.mean), std=tuple(read.std))  # JSON knows lists
-    stored = facts.get("preprocessing_fingerprint", preprocessing.fingerprint)
-    if stored != preprocessing.fingerprint:
-        raise CheckpointError(
-            f"{start.checkpoint}: its preprocessing is not the one it was saved with; it was "
-            "changed by hand, or by another version of Phalanx: restore it from a copy"
-        )
+    origin: dict[str, Any] = {"weights": source.weights}
+    if source.checkpoint is not None:
+        start = source.checkpoint.start
+        stored = start.facts.get("preprocessing_fingerprint", preprocessing.fingerprint)
+        if stored != preprocessing.fingerprint:
+            raise CheckpointError(
+                f"{start.checkpoint}: its preprocessing is not the one it was saved with; it was "
+                "changed by hand, or by another version of Phalanx: restore it from a copy"
+            )
+        averaged = start.use == "score average" or "averaged" in start.facts
+        origin |= {"run": source.name, "step": start.facts["state"]["step"], "averaged": averaged}
     has_head = find_head(to_unit_model(session.model)) is not None
     return ModelMetadata(
-        name=options.choose_name(checkpoint),
+        name=options.choose_name(source),
         model=session.config.model.model,
         classes=session.classes,
         preprocessing=preprocessing,
@@ -148,10 +158,8 @@ def _describe_model(
         input="image" if options.with_preprocessing else "tensor",
         dtype=options.dtype,
         has_activation_map=options.kind.computes and has_head,
-        averaged=start.use == "score average" or "averaged" in facts,
-        run=facts["run"],
-        step=facts["state"]["step"],
         phalanx=__version__,
+        **origin,
     )
 
 
@@ -166,7 +174,7 @@ def _open_draft(draft: Draft, stage: Path) -> Runner:
 
 
 def _compute_case(session: Session, metadata: ModelMetadata, images: CheckImages) -> ParityCase:
-    """What the checkpoint itself says of the images: its own modules, norms and all."""
+    """What the model itself says of the images: its own modules, norms and all."""
     tensors = session.normaliser(images.pixels)
     model = session.find_scoring_model()
     plain = metadata.model_copy(update={"dtype": "float32", "input": "tensor"})
@@ -179,4 +187,10 @@ def _compute_case(session: Session, metadata: ModelMetadata, images: CheckImages
             outputs.append(tuple(part.numpy() for part in (logits, *maps)))
     joined = tuple(np.concatenate(parts) for parts in zip(*outputs, strict=True))
     inputs = images.pixels if metadata.input == "image" else tensors.contiguous().numpy()
-    return ParityCase(images=images, inputs=inputs, outputs=joined, classes=metadata.classes)
+    return ParityCase(
+        images=images,
+        inputs=inputs,
+        outputs=joined,
+        classes=metadata.classes,
+        reference=metadata.reference,
+    )

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from phalanx.catalog.models import MODELS
+from phalanx.config.presets import is_preset
 from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS
 from phalanx.errors import CheckpointError
 from phalanx.export.file_kind import find_kind
@@ -131,6 +133,11 @@ def _refuse_no_model(path: Path) -> None:
     """Raise CheckpointError for what is neither a run or checkpoint nor an ONNX file."""
     try:
         if not path.exists():
+            if is_preset(str(path)) or str(path) in MODELS:
+                raise CheckpointError(
+                    f"{path}: is no run but the name of a preset or model; export it, with random "
+                    f"weights, and serve the file: phalanx export {path}"
+                )
             raise CheckpointError(f"{path}: no such file or folder; {_WAY_OUT}")
         found = _describe_folder(path) if path.is_dir() else _describe_file(path)
     except OSError as error:

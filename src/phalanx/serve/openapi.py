@@ -1,9 +1,9 @@
 """The OpenAPI document of a service."""
 
-from typing import Any
+from typing import Any, get_args
 
 from phalanx import __version__
-from phalanx.export.metadata import INPUT_NAMES
+from phalanx.export.metadata import INPUT_NAMES, WeightsKind
 from phalanx.serve.backend import SHAPES
 from phalanx.serve.service import FILES_INPUT, VERSION, Service
 
@@ -87,11 +87,11 @@ def build_openapi(service: Service, *, needs_key: bool = False) -> _Schema:
 def _describe_schemas(service: Service) -> dict[str, _Schema]:
     classes = len(service.metadata.classes)
     logits = _list_of({"type": ["number", "null"]}, classes)
-    likely = _object({"class": _TEXT, "probability": {"type": ["number", "null"]}})
+    guess = _object({"class": _TEXT, "probability": {"type": ["number", "null"]}})
     prediction = _object(
         {
             "image": _TEXT,
-            "classes": _list_of(likely),
+            "guesses": _list_of(guess),
             "problem": {**_TEXT, "description": "Why the image cannot be read."},
             "seen": {**_TEXT, "description": "The image as the network saw it, a data URL."},
             "activation_map": _list_of(_list_of(_NUMBER)),
@@ -333,6 +333,7 @@ def _describe_own() -> dict[str, _Schema]:
         {
             "name": _TEXT,
             "model": _TEXT,
+            "weights": {"enum": [*get_args(WeightsKind)]},
             "classes": _list_of(_TEXT),
             "image_size": {"type": "integer"},
             "input": {"enum": [*INPUT_NAMES]},

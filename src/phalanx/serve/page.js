@@ -153,12 +153,13 @@ async function askModel() {
   } catch { /* the first image will say what is wrong */ }
 }
 
-function showModel({ name, model, classes, image_size: size, max_request_bytes: most }) {
+function showModel({ name, model, weights, classes, image_size: size, max_request_bytes: most }) {
   modelName = name;
   mostBytes = most ?? mostBytes;
   document.title = `${name}: classify images`;
   const facts = model ? ` (${model}, ${classes.length} classes, ${size}\u00a0×\u00a0${size} pixels)` : "";
-  find("model-facts").textContent = `Model ${name}${facts}. `;
+  const random = weights === "random" ? "Its weights are random: what it answers means nothing. " : "";
+  find("model-facts").textContent = `Model ${name}${facts}. ${random}`;
 }
 
 function show(job, { waiting = "", error = "", prediction = null, found = null, tookMs = 0 }) {
@@ -167,7 +168,7 @@ function show(job, { waiting = "", error = "", prediction = null, found = null, 
   part("waiting").hidden = !waiting;
   part("failed").hidden = !error;
   part("failure").textContent = error;
-  part("classes").replaceChildren(...(prediction?.classes ?? []).map(makeBar));
+  part("guesses").replaceChildren(...(prediction?.guesses ?? []).map(makeBar));
   part("timing").textContent = prediction && !error ? describeTiming(found.timing_ms ?? {}, tookMs) : "";
   part("network").hidden = !prediction?.seen;
   if (found && !modelName) showModel({ name: found.model });
@@ -194,7 +195,7 @@ function makeBar({ class: label, probability }) {
 
 function showSeen(job, prediction) {
   const seen = job.card.querySelector(".seen"), canvas = job.card.querySelector(".map");
-  const best = prediction.classes[0]?.class ?? "";
+  const best = prediction.guesses[0]?.class ?? "";
   seen.onload = () => {
     const [width, height] = [seen.naturalWidth, seen.naturalHeight];
     seen.classList.toggle("few", width <= FEW_PIXELS);
@@ -251,7 +252,7 @@ function findPeak(map) {
 }
 
 function describe(job, { error, prediction }) {
-  const best = prediction?.classes?.[0];
+  const best = prediction?.guesses?.[0];
   if (error || !best) return `${job.name} failed: ${error || "the answer has no class"}`;
   return `${job.name}: ${best.class}, ${Math.round(100 * best.probability)} percent`;
 }

@@ -57,6 +57,7 @@ def build_model_route(service: Service) -> Route:
     facts = {
         "name": service.name,
         "model": metadata.model,
+        "weights": metadata.weights,
         "classes": metadata.classes,
         "image_size": metadata.preprocessing.image_size,
         "input": metadata.input,

@@ -71,12 +71,12 @@ class PredictApi:
         for place, image in enumerate(images):
             if place in prepared.problems:
                 problem = prepared.problems[place]
-                predictions.append({"image": image.name, "classes": [], "problem": problem})
+                predictions.append({"image": image.name, "guesses": [], "problem": problem})
                 continue
             shares = _softmax(outputs[LOGITS][row])
             best = np.argsort(-shares, kind="stable")[:top]
-            classes = [{"class": names[at], "probability": float(shares[at])} for at in best]
-            predictions.append({"image": image.name, "classes": classes})
+            guesses = [{"class": names[at], "probability": float(shares[at])} for at in best]
+            predictions.append({"image": image.name, "guesses": guesses})
             row += 1
         return predictions
 
