@@ -169,3 +169,28 @@ def test_depthwise_and_gate(kernel, stride):
     pixels = y.shape[2] * y.shape[3]
     gate = parts.squeeze_and_excite(sums, small, pixels, HALF)
     near(gate, parts.gate_reference(wanted_sums, small, pixels, HALF))
+
+
+@needs_triton
+@pytest.mark.parametrize("programs", [1, 8])
+def test_a_depthwise_program_takes_several_blocks(programs, monkeypatch):
+    monkeypatch.setattr(parts, "_FILTERS", programs)
+    x, bias = image(2, 72, 9, 11), torch.randn(72, device=DEVICE)
+    weight = weight_for(72, 1, 3)
+    args = (x, [weight, weight[:, 0].permute(1, 2, 0).contiguous()], bias, [1, 1], ways.SILU)
+    wanted, wanted_sums = parts.filter_reference(*args)
+    y, sums = parts.filter_channels(*args)
+    assert sums.shape[1] == {1: 1, 8: 3}[programs]  # seven blocks of an image, two of channels
+    near(y, wanted)
+    near(sums.sum(1), wanted_sums[:, 0], 1e-3)
+
+
+@needs_triton
+@pytest.mark.parametrize("count", [1, 5, 20, 70])
+def test_gates_of_any_number_of_sums(count):
+    sums = torch.randn(2, count, 600, device=DEVICE)
+    w1, w2 = torch.randn(40, 600, device=DEVICE), torch.randn(600, 40, device=DEVICE) / 8
+    biases = torch.randn(40, device=DEVICE), torch.randn(600, device=DEVICE)
+    small = [w1.to(HALF), biases[0], w2.to(HALF), biases[1]]
+    gate = parts.squeeze_and_excite(sums, small, 50, HALF)
+    near(gate, parts.gate_reference(sums, small, 50, HALF))

@@ -223,46 +223,46 @@ def gather_squares(x, out, M, H, W, HO, WO, LEFT, SN, SC, SH, SW, BM: tl.constex
 def filter_channels(
     x, w, bias, out, sums, H, W, HO, WO, C8, PARTS,
     KS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, ACT: tl.constexpr,
-    SUMS: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """A depthwise convolution with bias and activation; w is [KS, KS, C].
 
-    SUMS: sums [images, PARTS, C] of the results, one row a program.
+    A program takes every PARTS-th block of an image's pixels, and writes what they sum up to as a
+    row of sums [images, PARTS, C].
     """
-    C = C8 * 8
-    c, image, part = (
-        tl.program_id(0) * BC + tl.arange(0, BC),
-        tl.program_id(1) // PARTS,
-        tl.program_id(1) % PARTS,
-    )
-    m, okc = part * BM + tl.arange(0, BM), c < C
-    top, left = (m // WO) * STRIDE - PAD, (m % WO) * STRIDE - PAD
-    inside = m < HO * WO
-    start = ((image * H + top) * W + left)[:, None] * C + c[None, :]
-    acc = tl.zeros((BM, BC), tl.float32)
-    for i in tl.static_range(KS):
-        for j in tl.static_range(KS):
-            ok = inside & (top + i >= 0) & (top + i < H) & (left + j >= 0) & (left + j < W)
-            value = tl.load(x + start + (i * W + j) * C, mask=ok[:, None] & okc, other=0.0)
-            weight = tl.load(w + (i * KS + j) * C + c, mask=okc, other=0.0)
-            acc += value.to(tl.float32) * weight.to(tl.float32)[None, :]
-    acc = _activate(acc + tl.load(bias + c, mask=okc, other=0.0)[None, :], ACT)
-    ok, o = inside[:, None] & okc[None, :], (image * HO * WO + m)[:, None] * C + c[None, :]
-    tl.store(out + o, acc.to(out.dtype.element_ty), mask=ok)
-    if SUMS:
-        total = tl.sum(tl.where(inside[:, None], acc, 0.0), 0)
-        tl.store(sums + (image * PARTS + part) * C + c, total, mask=okc)
+    C, image, part = C8 * 8, tl.program_id(1) // PARTS, tl.program_id(1) % PARTS
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    okc = c < C
+    shift = tl.load(bias + c, mask=okc, other=0.0)[None, :]
+    total = tl.zeros((BM, BC), tl.float32)
+    for block in range(part, tl.cdiv(HO * WO, BM), PARTS):
+        m = block * BM + tl.arange(0, BM)
+        top, left = (m // WO) * STRIDE - PAD, (m % WO) * STRIDE - PAD
+        inside = m < HO * WO
+        start = ((image * H + top) * W + left)[:, None] * C + c[None, :]
+        acc = tl.zeros((BM, BC), tl.float32)
+        for i in tl.static_range(KS):
+            for j in tl.static_range(KS):
+                ok = inside & (top + i >= 0) & (top + i < H) & (left + j >= 0) & (left + j < W)
+                value = tl.load(x + start + (i * W + j) * C, mask=ok[:, None] & okc, other=0.0)
+                weight = tl.load(w + (i * KS + j) * C + c, mask=okc, other=0.0)
+                acc += value.to(tl.float32) * weight.to(tl.float32)[None, :]
+        acc = _activate(acc + shift, ACT)
+        ok, o = inside[:, None] & okc[None, :], (image * HO * WO + m)[:, None] * C + c[None, :]
+        tl.store(out + o, acc.to(out.dtype.element_ty), mask=ok)
+        total += tl.where(inside[:, None], acc, 0.0)
+    tl.store(sums + (image * PARTS + part) * C + c, tl.sum(total, 0), mask=okc)
 
 
 @triton.jit(do_not_specialize=["PARTS", "PIXELS", "C8", "S"])
-def squeeze_and_excite(
-    sums, w1, b1, w2, b2, gate, PARTS, PIXELS, C8, S,
+def squeeze(
+    sums, w, bias, squeezed, PARTS, PIXELS, C8, S,
     BP: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """gate = sigmoid(w2 silu(w1 mean + b1) + b2) of one image; w1 is [S, C], w2 [C, S]."""
-    C, image, s, p = C8 * 8, tl.program_id(0), tl.arange(0, BS), tl.arange(0, BP)
-    oks = s < S
-    hidden = tl.zeros((BS,), tl.float32)
+    """squeezed [images, S] = silu(w mean + bias), BS values of an image a program; w is [S, C]."""
+    C, image, p = C8 * 8, tl.program_id(0), tl.arange(0, BP)
+    s = tl.program_id(1) * BS + tl.arange(0, BS)
+    oks, acc = s < S, tl.zeros((BS, BC), tl.float32)
     for c0 in range(0, C, BC):
         c = c0 + tl.arange(0, BC)
         okc, total = c < C, tl.zeros((BP, BC), tl.float32)
@@ -272,17 +272,24 @@ def squeeze_and_excite(
             total += tl.load(sums + place, mask=ok, other=0.0)
         mean = tl.sum(total, 0) / PIXELS
         ok = oks[:, None] & okc[None, :]
-        weight = tl.load(w1 + s[:, None] * C + c[None, :], mask=ok, other=0.0).to(tl.float32)
-        hidden += tl.sum(weight * mean[None, :], 1)
-    hidden = _activate(hidden + tl.load(b1 + s, mask=oks, other=0.0), _SILU)
-    for c0 in range(0, C, BC):
-        c = c0 + tl.arange(0, BC)
-        okc = c < C
-        ok = okc[:, None] & oks[None, :]
-        weight = tl.load(w2 + c[:, None] * S + s[None, :], mask=ok, other=0.0).to(tl.float32)
-        z = tl.sum(weight * hidden[None, :], 1) + tl.load(b2 + c, mask=okc, other=0.0)
-        value = 1.0 / (1.0 + tl.exp(-z))
-        tl.store(gate + image * C + c, value.to(gate.dtype.element_ty), mask=okc)
+        weight = tl.load(w + s[:, None] * C + c[None, :], mask=ok, other=0.0).to(tl.float32)
+        acc += weight * mean[None, :]
+    value = _activate(tl.sum(acc, 1) + tl.load(bias + s, mask=oks, other=0.0), _SILU)
+    tl.store(squeezed + image * S + s, value, mask=oks)
+
+
+@triton.jit(do_not_specialize=["C8", "S"])
+def excite(squeezed, w, bias, gate, C8, S, BC: tl.constexpr, BS: tl.constexpr):
+    """gate [images, C] = sigmoid(w squeezed + bias), BC channels of an image; w is [C, S]."""
+    C, image, s = C8 * 8, tl.program_id(0), tl.arange(0, BS)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    okc, oks = c < C, s < S
+    value = tl.load(squeezed + image * S + s, mask=oks, other=0.0)
+    ok = okc[:, None] & oks[None, :]
+    weight = tl.load(w + c[:, None] * S + s[None, :], mask=ok, other=0.0).to(tl.float32)
+    z = tl.sum(weight * value[None, :], 1) + tl.load(bias + c, mask=okc, other=0.0)
+    factor = 1.0 / (1.0 + tl.exp(-z))
+    tl.store(gate + image * C + c, factor.to(gate.dtype.element_ty), mask=okc)
 
 
 @triton.jit(do_not_specialize=["PIXELS", "C8"])

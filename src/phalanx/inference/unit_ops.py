@@ -23,8 +23,10 @@ from phalanx.kernels.image_layout import new_image
 
 _SQUARE_TILE = make_tiles("BM", (64, 4, 1))[0]
 _IMAGE_TILE = make_tiles("BM BC", (16, 64, 4, 1))[0]
-_EXCITE_TILE = make_tiles("BP BC", (4, 64, 4, 1))[0]
+_SQUEEZE_TILES = make_tiles("BP BC BS", (4, 512, 16, 8, 1), (16, 256, 16, 8, 1), (64, 64, 16, 8, 1))
+_EXCITE_TILE = make_tiles("BC", (64, 4, 1))[0]
 _MOST_SQUEEZED = 128  # channels that a program holds
+_FILTERS = 8192  # programs of a depthwise convolution that keep a device busy
 
 
 # --- the stem: a convolution of stride 2 over three channels as one over squares ---
@@ -142,11 +144,12 @@ def filter_channels(
     (images, channels), kernel, (stride, padding) = x.shape[:2], weights[1].shape[0], geometry
     out = empty_result(x, weights, geometry)
     high, wide = out.shape[2:]
-    parts = -(-high * wide // _IMAGE_TILE["BM"])
+    blocks, columns = count_blocks(high * wide, channels, _IMAGE_TILE)
+    parts = -(-blocks // max(1, images * columns * blocks // _FILTERS))  # few are soon added up
     sums = torch.empty(images, parts, channels, device=x.device)
     args = (x, weights[1], bias, out, sums, *x.shape[2:], high, wide, channels // 8, parts)
-    grid = (-(-channels // _IMAGE_TILE["BC"]), images * parts)
-    flags = {"KS": kernel, "STRIDE": stride, "PAD": padding, "ACT": act, "SUMS": 1}
+    grid = (columns, images * parts)
+    flags = {"KS": kernel, "STRIDE": stride, "PAD": padding, "ACT": act}
     launch("phalanx.inference.layers_fused.filter_channels", grid, args, _IMAGE_TILE, **flags)
     return out, sums
 
@@ -181,10 +184,21 @@ def squeeze_and_excite(
     if not runs_kernels(sums) or channels % 8 or squeezed > _MOST_SQUEEZED:
         return gate_reference(sums, weights, pixels, half)
     gate = torch.empty(images, channels, dtype=half, device=sums.device)
-    args = (sums, *weights, gate, parts, pixels, channels // 8, squeezed)
-    block = max(2, 1 << (squeezed - 1).bit_length())
+    narrow = sums.new_empty(images, squeezed)
+    w1, b1, w2, b2 = weights
+    tile = next(t for t in reversed(_SQUEEZE_TILES) if 4 * parts >= t["BP"])
     launch(
-        "phalanx.inference.layers_fused.squeeze_and_excite", (images,), args, _EXCITE_TILE, BS=block
+        "phalanx.inference.layers_fused.squeeze",
+        (images, -(-squeezed // tile["BS"])),
+        (sums, w1, b1, narrow, parts, pixels, channels // 8, squeezed),
+        tile,
+    )
+    launch(
+        "phalanx.inference.layers_fused.excite",
+        (images, -(-channels // _EXCITE_TILE["BC"])),
+        (narrow, w2, b2, gate, channels // 8, squeezed),
+        _EXCITE_TILE,
+        BS=max(2, 1 << (squeezed - 1).bit_length()),
     )
     return gate
 

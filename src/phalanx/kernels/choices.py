@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -57,6 +57,11 @@ class Launch:
         """Compile it, without running it."""
         self.kernel.warmup(*self.args, grid=(1,), **self.flags, **self.tile)
 
+    def without_memory(self) -> "Launch":
+        """The same to a compiler, which looks at a tensor's type and address and not into it."""
+        args = tuple(_forget(value) for value in self.args)
+        return replace(self, args=args)
+
     @property
     def compiled_as(self) -> tuple[Any, ...]:
         """What Triton compiles a kernel of its own for."""
@@ -67,6 +72,13 @@ class Launch:
             for place, value in enumerate(self.args)
         ]
         return (self.name, tuple(self.flags.items()), tuple(args))
+
+
+def _forget(value: Any) -> Any:
+    """An empty tensor in place of one whose address is as good."""
+    if isinstance(value, Tensor) and value.data_ptr() % 16 == 0:
+        return value.new_empty(0)
+    return value
 
 
 def _specialise(value: Any, *, plain: bool) -> Any:
@@ -123,7 +135,7 @@ class KernelChoices:
         """Run one of several launches of the same work; gives it."""
         if self._recording.has_this_thread:
             for launch in launches:
-                self._recording.launches[launch.compiled_as] = launch
+                self._recording.launches[launch.compiled_as] = launch.without_memory()
             return launches[0]
         by_name = {launch.name: launch for launch in launches}
         chosen = by_name[self.find(_describe(launches[0]), by_name)]
