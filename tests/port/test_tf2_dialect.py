@@ -214,7 +214,8 @@ def test_log_points_that_do_not_fill_the_run_are_refused(capsys):
     refused = "It is not possible to log 2.0 epochs a time for 5 epochs"
     assert any(refused in warning for warning in answer["warnings"])
     assert main(["port", line]) == 0
-    assert f"it would not start: {answer['problem']}" in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"it would not start: {answer['problem']}" in printed
     assert main(["port", "--run", line]) == 2
     printed = capsys.readouterr().err
     assert answer["problem"] in printed
