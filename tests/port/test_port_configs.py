@@ -84,13 +84,6 @@ small:
 SMALL = "--image-size 32 --device cpu --precision 32.32 --workers 0 --validation false"
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("DATA_DIR", "DATASETS_DIR"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def port_entries(capsys, text: str, *words: str) -> dict[str, dict]:
     """The answers for several entries, by name."""
     Path("configs.yml").write_text(text, encoding="utf-8")
@@ -139,6 +132,11 @@ def test_every_key_has_a_row(capsys):
     assert found["wandb"]["why"] == "off, as it is without the key"
     assert "no value" in found["seed"]["why"]
     assert found["precision"]["old"] == "precision: 16.32"
+
+
+def test_no_key_is_told_twice(capsys):
+    answer = port_entries(capsys, TF1)["piped"]
+    assert not [row for row in answer["options"] if row["source"] == "config"]
 
 
 def test_prefixes_and_parameters_in_braces_are_understood(capsys):
@@ -258,6 +256,14 @@ def test_a_preset_is_found_by_its_name_beside_the_old_file(capsys):
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert plan["global_batch"] == expected["plan"]["global_batch"]
     assert plan["total_steps"] == expected["plan"]["total_steps"]
+
+
+def test_a_preset_may_have_the_name_of_the_one_that_it_extends(capsys):
+    """The old program's defaults are a preset of that name, and the file here is not it."""
+    Path("old.yml").write_text("cifar10_config: {dataset: cifar10, model-name: cifar_resnet8}\n")
+    assert main(["port", "--configs", "old.yml", "--save", "presets"]) == 0
+    assert main(["plan", "--config", "cifar10_config", "--no-memory"]) == 0
+    assert "resnet8" in capsys.readouterr().out
 
 
 def test_variables_that_a_preset_cannot_hold_are_in_its_comment(capsys):

@@ -42,8 +42,7 @@ TRAIN = "python train.py --model resnet --dataset imagenet"
         (["TF_CONFIG=x python train.py --distributed"], "TF_CONFIG: expected JSON of the form"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_answered(words, message, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_a_mistake_is_answered(words, message, capsys):
     code = main(["port", *words])
     printed = capsys.readouterr()
     assert code == 2

@@ -29,11 +29,6 @@ RATES = {  # config: rates at some steps
 }
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.mark.parametrize("name", ORACLES)
 def test_a_config_has_the_numbers_it_had(name, capsys):
     batch, per_epoch, total, peak, warmup = ORACLES[name]

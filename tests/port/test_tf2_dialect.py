@@ -28,13 +28,6 @@ ARITHMETIC = {  # updates an epoch, global batch, the highest rate
 }
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("DATA_DIR", "DATASETS_DIR"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def refuse(capsys, *words: str) -> str:
     """What is said about a command that cannot be ported."""
     assert main(["port", "--dialect", "tf2", " ".join(["python3 train.py", *words])]) == 2
