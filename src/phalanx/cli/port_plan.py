@@ -11,6 +11,7 @@ from phalanx.catalog.models import MODELS
 from phalanx.cli.command import ALL_OPTIONS, REGISTERED, parse_args
 from phalanx.dialects.table import TARGET
 from phalanx.errors import DataError, UserError
+from phalanx.plan.pipeline import count_stages
 from phalanx.port.new_command import expand_variables, find_variables
 from phalanx.port.ported import Ported
 from phalanx.port.preset_values import name_preset
@@ -100,7 +101,11 @@ def list_ported_plan(plan: PortedPlan) -> list[tuple[str, str]]:
     from phalanx.cli.plan import list_plan_rows
 
     settings, numbers, dataset = plan.planned
-    return list_plan_rows(settings, numbers, None, dataset)
+    rows = list_plan_rows(settings, numbers, None, dataset)
+    stages = count_stages(settings.config)
+    if stages > 1 and not any(name == "stages" for name, _ in rows):
+        rows.append(("stages", f"{stages} of about the same cost; `phalanx plan` finds where"))
+    return rows
 
 
 def to_facts(answer: Ported, plan: PortedPlan) -> dict[str, Any]:

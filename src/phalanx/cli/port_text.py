@@ -56,16 +56,20 @@ def print_answer(
 def _wrap_command(line: str, width: int) -> str:
     """A command line over several lines, each but the last with a backslash at its end."""
     parts = line.split(" ")
-    lines, current = [], parts[0]
-    for place, part in enumerate(parts[1:], 1):
-        begins = part.startswith("-") or not parts[place - 1].startswith("-")
-        follows = 1 + len(parts[place + 1]) if place + 1 < len(parts) else 0
-        if begins and len(current) + len(part) + follows + 3 > width:
-            lines.append(current)
-            current = f"    {part}"
+    groups = [parts[0]]  # of words that stay together: an option and its value
+    for part in parts[1:]:
+        is_quoted = groups[-1].count("'") % 2 == 1  # and no place for a backslash
+        if not is_quoted and (part.startswith("-") or part == "phalanx"):
+            groups.append(part)
         else:
-            current += f" {part}"
-    return " \\\n".join([*lines, current])
+            groups[-1] += f" {part}"
+    lines = groups[:1]
+    for group in groups[1:]:
+        if len(lines[-1]) + len(group) + 3 > width:
+            lines.append(f"    {group}")
+        else:
+            lines[-1] += f" {group}"
+    return " \\\n".join(lines)
 
 
 def _print_text(text: str, width: int) -> None:

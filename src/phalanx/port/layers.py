@@ -56,12 +56,20 @@ def list_entries(port: PortJob) -> list[LayerEntry]:
             shown = f"--{option.name} {text}".removesuffix(" true")
             found.append(_apply(option, text, values, shown, "config"))
     found += _list_variables(port)
-    for one in (*port.old.launcher_options, *port.old.profiler_options):
-        found.append(_apply(one.option, one.text, values, one.written, "launcher"))
+    found += _list_launchers(port)
     found += _list_script(port)
     for one in port.chosen.matched.given:
         found.append(_apply(one.option, one.text, values, one.written, "command"))
     return found
+
+
+def _list_launchers(port: PortJob) -> list[LayerEntry]:
+    """What became of poprun, mpirun and gc-profile before the command."""
+    profiled = Effect(flags={"profile": "trace"}, why="into the folder of the run")
+    profiler = [LayerEntry("gc-profile", profiled, "renamed", "launcher")] * port.old.is_profiled
+    options = (*port.old.launcher_options, *port.old.profiler_options)
+    own = [_apply(o.option, o.text, port.values, o.written, "launcher") for o in options]
+    return [*profiler, *own]
 
 
 def _list_script(port: PortJob) -> list[LayerEntry]:

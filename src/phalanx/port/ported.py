@@ -299,8 +299,12 @@ def _build_rows(
             continue
         words = NewCommand("", dict(shown)).words + command.spell_around(entry.effect)
         why, kind = entry.effect.why, entry.kind
+        overruled = {n: flags[n] for n in entry.effect.flags if n not in own and n in flags}
         if own and not written:
             why, kind = "the new command has no use for it", "nothing"
+        elif is_said and overruled and not own:
+            counts = " ".join(NewCommand("", overruled).words)
+            why = "; ".join(filter(None, [why, f"{counts} counts, which is said elsewhere"]))
         elif is_said and written and not added:
             why = "; ".join(filter(None, [why, already]))
         old = " ".join(entry.old.split())
