@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from phalanx.assemble.dataset_summary import PlannedRun
 
 _ABOUT_A_RUN = ("resume", "fork")
-_ABSENT = {"data-dir": "there is no such folder here; the plan goes by published counts"}
+_PUBLISHED = "; the plan goes by published counts"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ def add_absences(answer: Ported) -> Ported:
     for name in ("data-dir", *names):
         path = expand_variables([flags.get(name, "")], environment)[0]
         if path and not Path(path).expanduser().exists():
-            found.append(f"{path}: {_ABSENT.get(name, 'there is no such run here')}")
+            what = "folder" if name == "data-dir" else "run"
+            planned = _PUBLISHED * (what == "folder" and answer.command.name == "train")
+            found.append(f"{path}: there is no such {what} here{planned}")
     unset = [name for name in find_variables(answer.command.words) if name not in environment]
     found += [f"${name}: is not set here; set it before you run the command" for name in unset]
     return replace(answer, warnings=(*answer.warnings, *found))
@@ -86,7 +88,7 @@ def plan_ported(answer: Ported) -> PortedPlan:
         except DataError as error:  # the folder is there, and the data is not in it
             if args.flags.pop("data-dir", None) is None:
                 raise
-            absent = (f"{error}; the plan goes by published counts",)
+            absent = (f"{error}{_PUBLISHED}",)
             settings = args.read_settings()
             planned = plan_new_run(settings, without_data=True, without_torch=True)
     except UserError as error:

@@ -385,7 +385,7 @@ _LOG_TABLE = (
 )  # fmt: skip
 _LATER_TABLE = (  # of later releases
     flag_row("analyse-nans", renamed("fp-exceptions")),
-    whole_row("max-reduce-many-buffer-size", BUCKETS.outcome),
+    whole_row("max-reduce-many-buffer-size", COMPILER_HINT),
     flag_row("rts", elsewhere("optimizer state stays whole on each device")),
     flag_row("only-use-slic-vmac-16", COMPILER_HINT),
     OldOption("gcl-method", _EXCHANGE),
