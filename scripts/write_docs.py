@@ -81,7 +81,8 @@ generated -- python3 train.py ...` tries ten steps of it.
 The new command begins with the preset that is nearest, and has only what differs from it. Defaults
 of the older program that differ from the preset's are options of the new command, too. Data, runs
 and presets that are not here give a warning; a command that could not start says why in the plan's
-place.
+place. Programs that exported or served a model with random weights need a run here: a command that
+trains one step stands before theirs.
 
 This page is written from the tables that `phalanx port` goes by: `make docs`."""
 PORT_CONFIGS = """## Your own entries

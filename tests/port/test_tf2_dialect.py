@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 from small_ports import port
 
-from phalanx.cli.main import COMMANDS, main
+from phalanx.cli.main import main
 from phalanx.config.schema import OPTIONS
 from phalanx.dialects.table import OldValues
 from phalanx.dialects.tf2_params import say_schedule
@@ -225,27 +225,38 @@ def test_only_scoring_is_another_command(capsys):
     assert answer["warnings"] == ["old: there is no such run here"]
 
 
-@pytest.mark.skipif("request" not in COMMANDS, reason="there is no such command yet")
 def test_requests_are_sent_as_there(capsys):
     line = "python3 send_request.py --config resnet50_infer_bs16 --batch-size 16 --num-threads 32"
     answer = port(capsys, f"{line} --port 8502 --use-async --verbose False")
     assert answer["line"] == (
-        "phalanx request --serve resnet50_infer_bs16 --batch-size 16 --num-threads 32 --use-async "
-        "--num-images 1000"
+        "phalanx request --serve runs/resnet50_infer_bs16 --batch-size 16 --num-threads 32 "
+        "--use-async --num-images 1000"
+    )
+    assert answer["first"][0].startswith("phalanx train resnet50_infer_bs16 --")
+    assert answer["first"][0].endswith(
+        "--steps 1 --validation false --run-dir runs/resnet50_infer_bs16"
     )
     assert "random weights" in answer["warnings"][0]
 
 
-@pytest.mark.skipif("export" not in COMMANDS, reason="there is no such command yet")
+def test_the_model_that_is_served_has_the_options_that_describe_it(capsys):
+    line = "python3 send_request.py --model-name resnet34 --dataset imagenet --precision 16.32"
+    first = port(capsys, "--dialect", "tf2", line)["first"][0]
+    assert "--model resnet34" in first
+    assert "--precision 16.32" in first
+
+
 def test_an_export_is_a_checked_file(capsys):
     line = "python3 scripts/export_for_serving.py --config resnet50_infer_bs16 --export-dir out/"
     answer = port(capsys, line)
     assert answer["line"] == (
-        "phalanx export resnet50_infer_bs16 --out out/resnet50_infer_bs16.onnx --format onnx "
+        "phalanx export runs/resnet50_infer_bs16 --out out/resnet50_infer_bs16.onnx --format onnx "
         "--max-batch 16 --dtype float16 --with-preprocessing"
     )
+    assert answer["first"][0].startswith("phalanx train resnet50_infer_bs16 ")
     answer = port(capsys, f"{line} --checkpoint-input-path epoch_2.0.h5")
     assert answer["command"][2] == "epoch_2.0.h5"
+    assert answer["first"] == []
     assert any("port weights" in warning for warning in answer["warnings"])
 
 

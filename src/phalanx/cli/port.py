@@ -228,10 +228,11 @@ def _run_all(answers: Sequence[Ported]) -> int:
         problem = plan_ported(answer).problem  # told before any data is looked for, or fetched
         if problem:
             raise ConfigError(problem)
-        print(f"running: {answer.command.line}", file=sys.stderr)
-        environment = {**answer.command.variables, **os.environ}
-        os.environ.update(answer.command.variables)
-        code = run_command(*find_command(expand_variables(answer.command.words, environment)))
-        if code:
-            return code
+        for new in filter(None, (answer.first, answer.command)):
+            print(f"running: {new.line}", file=sys.stderr)
+            environment = {**new.variables, **os.environ}
+            os.environ.update(new.variables)
+            code = run_command(*find_command(expand_variables(new.words, environment)))
+            if code:
+                return code
     return 0

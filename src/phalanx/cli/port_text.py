@@ -30,6 +30,8 @@ def print_answer(
     head: what stands in the place of the command.
     """
     width = max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size((100, 24)).columns))
+    if answer.first:
+        print(_wrap_command(answer.first.line, width - 3) + " &&")
     print(head or _wrap_command(answer.command.line, width))
     for words in answer.then:
         print(f"phalanx {' '.join(map(quote_word, words))}    (afterwards)")

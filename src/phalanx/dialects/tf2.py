@@ -147,7 +147,8 @@ def _list_serving_notes(values: OldValues) -> list[str]:
     if values.is_given("checkpoint-input-path"):
         return []
     return [
-        "the model has random weights, as it had there; name a run that you trained in its place"
+        "the model has random weights but for one step, as it had them there; name a run that you "
+        "trained in its place"
     ]
 
 

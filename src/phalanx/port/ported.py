@@ -18,7 +18,7 @@ from phalanx.port.layers import (
     merge_flags,
     order_flags,
 )
-from phalanx.port.match import match_words
+from phalanx.port.match import MatchedWords, match_words
 from phalanx.port.new_command import NewCommand, quote_word
 from phalanx.port.old_command import OldCommand, read_old_command
 from phalanx.port.preset_values import (
@@ -39,7 +39,8 @@ _COMMANDS = {  # what a script does: our command
     "export": "export",
     "request": "request",
 }
-_OTHER_TARGETS = {"request": "serve"}  # flags that name the preset, where the first word does not
+_OTHER_TARGETS = {"request": "serve"}  # flags that name it, where the first word does not
+_NEED_A_RUN = ("request", "export")  # which made a model with random weights from options
 _ABOUT_A_RUN = ("resume", "fork", TARGET)  # flags that name one, which has options of its own
 _MODEL_SECTIONS = ("model", "resnet", "efficientnet")
 _OptionsOf = Callable[[str], Collection[str]]  # the flags that a command of ours takes
@@ -67,6 +68,7 @@ class Ported:
     rows: tuple[PortedRow, ...]
     warnings: tuple[str, ...]
     config: str = ""  # a named entry that the old command asks for
+    first: NewCommand | None = None  # which has to run before it
     then: tuple[tuple[str, ...], ...] = ()  # commands for afterwards
     decided: Mapping[str, str] = field(default_factory=dict)  # all options, the preset's included
 
@@ -81,6 +83,7 @@ class Ported:
             "decided": dict(self.decided),
             "options": [vars(row) for row in self.rows],
             "warnings": list(self.warnings),
+            "first": [self.first.line] if self.first else [],
             "then": [" ".join(["phalanx", *words]) for words in self.then],
         }
 
@@ -143,6 +146,7 @@ def _answer(
         rows=tuple(rows),
         warnings=tuple(dict.fromkeys([*port.warnings, *notes])),
         config=port.config_name,
+        first=made.first,
         decided=merge_flags(entries),
         then=tuple(words for entry in entries for words in entry.effect.then),
     )
@@ -162,6 +166,7 @@ class _Composed:
     entries: list[LayerEntry]
     has: Mapping[str, object]  # what the preset or model that it begins with already has
     taken: Collection[str]  # the flags that it takes
+    first: NewCommand | None = None  # which makes the run that it is about
 
 
 def _compose(port: PortJob, options_of: _OptionsOf, overrides: Mapping[str, str]) -> _Composed:
@@ -186,9 +191,28 @@ def _compose(port: PortJob, options_of: _OptionsOf, overrides: Mapping[str, str]
     taken = _choose_taken(options_of(command.name), flags, named=preset is None)
     has |= find_same_rate(flags, has)
     rest = {n: t for n, t in flags.items() if n in taken and not is_same_value(n, t, has)}
+    first = None
+    if preset and script.kind in _NEED_A_RUN:
+        run = overrides.get("run-dir", f"runs/{preset.rpartition('/')[2]}")
+        shortest = {"steps": "1", "validation": "false", **overrides, "run-dir": run}
+        first = _compose_run(port, options_of, shortest)
+        preset, overrides = run, {n: text for n, text in overrides.items() if n in taken}
     target = {_OTHER_TARGETS.get(script.kind, TARGET): preset} if preset else {}
     command.flags = lay_over({**target, **order_flags(rest, entries)}, overrides)
-    return _Composed(command, entries, has, taken)
+    return _Composed(command, entries, has, taken, first)
+
+
+def _compose_run(port: PortJob, options_of: _OptionsOf, overrides: Mapping[str, str]) -> NewCommand:
+    """The training command that makes a run of the model that a command describes."""
+    script = port.chosen.dialect.scripts[port.chosen.dialect.main_script]
+    table = {option.name: option for option in script.options}
+    known = [one for one in port.chosen.matched.given if one.option.name in table]
+    given = [replace(one, option=table[one.option.name]) for one in known]
+    config = {name: text for name, text in port.values.config.items() if name in table}
+    values = OldValues(script.options, _to_values(given), config)
+    chosen = replace(port.chosen, script=script, matched=MatchedWords(given=given))
+    job = PortJob(OldCommand(), chosen, values, port.config_name, port.config_known)
+    return _compose(job, options_of, overrides).command
 
 
 def _read_values(old: OldCommand, chosen: ChosenScript) -> PortJob:
