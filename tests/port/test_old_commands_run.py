@@ -27,7 +27,10 @@ SHRUNK = {
     "request": SERVED,
     "export": SERVED,
 }
-MADE = "train --steps 2 --batch-size 4 --ckpts-per-epoch 2000 --validation false --device cpu --run-dir"
+MADE = (  # a checkpoint after each step
+    "train --steps 2 --batch-size 4 --ckpts-per-epoch 2000 --validation false --device cpu "
+    "--run-dir"
+)
 PATHS = r"generated_checkpoints_dir_path|logs/\S+"
 KINDS = {  # a command of each kind, the smallest
     "train": "python3 train.py --config mk2_resnet8_test",
