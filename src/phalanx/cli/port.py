@@ -17,7 +17,6 @@ from phalanx.cli.command import (
     command,
     parse_args,
 )
-from phalanx.cli.port_configs import port_configs
 from phalanx.cli.port_plan import (
     add_absences,
     list_flags,
@@ -90,6 +89,8 @@ def _run(args: ParsedArgs) -> int:
     """Port every command that was given; run or save the result where that is asked for."""
     own_words, old_words = _split_own_words(args.words)
     if any(word.partition("=")[0] == "--configs" for word in own_words):
+        from phalanx.cli.port_configs import port_configs
+
         own_words, names = _split_around_names(args.words)
         own = parse_args(REGISTERED["port"], own_words)
         own.refuse_problems()
