@@ -1,7 +1,7 @@
 """Write what is generated: six pages of docs/ and the sizes of the models."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,9 @@ continuations, `--option=value` and prefixes such as `--epoch` are understood.
 | `--json` | prints the answer for a program: command, rows, warnings, plan, all resolved options |
 | `--dialect NAME` | says which program a command is for, where its script and options do not |
 
+`phalanx port --configs configs.yml` turns the entries of your own file into presets: see
+[your own entries](#your-own-entries).
+
 Any option of ours before `--` is laid over the result: `phalanx port --run --steps 10 --data
 generated -- python3 train.py ...` tries ten steps of it.
 
@@ -81,6 +84,27 @@ and presets that are not here give a warning; a command that could not start say
 place.
 
 This page is written from the tables that `phalanx port` goes by: `make docs`."""
+PORT_CONFIGS = """## Your own entries
+
+```text
+phalanx port --configs configs.yml
+phalanx port --configs configs.yml --save presets
+phalanx port --configs configs.yml NAME --save presets
+```
+
+The first prints a preset for each entry, the second writes them to `presets/NAME.yaml`, the third
+only one of them; each comes with what became of every key, and the plan. Then
+`phalanx train --config NAME` finds a preset in the folder `presets`, before anything else of that
+name; `--config FILE` takes it from anywhere.
+
+Anchors, aliases and merges (`<<`) are resolved. Keys may have underscores or dashes, and be
+shortened as far as they stay unambiguous. Which program they are for is told by the keys of the
+whole file, or by `--dialect`. What an entry does not say has the default of that program.
+
+Entries that are only parts of others are left out, unless you name them: those whose name begins
+with a dot or an underscore, and those that others merge and that name no model. Hints that are
+variables here, such as the available memory proportion, cannot stand in a preset: the command that
+is printed, and the first lines of the file, have them."""
 MODELS_HEAD = """# Models
 
 `phalanx models ls` prints this table, `phalanx models show NAME` the units of one model.
@@ -119,7 +143,9 @@ are recomputed wherever they were, checkpoints are scored after training, and th
 are averaged at the end, for which all of them are kept.
 
 A name that two applications have is given with one of them: `tf1/resnet8_test`. So is one that is a
-model's: `pl/resnet50`. A file of your own in ./presets or ./configs.yml wins over any of these.
+model's: `pl/resnet50`. A file of your own in ./presets or ./configs.yml wins over any of these;
+`phalanx port --configs` turns entries that you added there into presets
+([port](port.md#your-own-entries)).
 
 `resnet50_infer_bs16` and its siblings are for scoring and serving: what takes a model, such as
 `phalanx bench infer` and `validate`, uses their batch, images in 8 bits and 16-bit floats.
@@ -247,32 +273,52 @@ def port_page() -> str:
     launchers = {name: rows for name, rows in LAUNCHERS.items() if name != "mpiexec"}
     parts = [
         PORT_HEAD,
+        PORT_CONFIGS,
         "## Launchers\n\nOne host needs none: `phalanx train` starts a process for "
         "each device. Lines that name hosts\nbecome `phalanx launch`.",
     ]
     parts += [f"### {name}\n\n{old_table(rows)}" for name, rows in launchers.items()]
-    parts += [dialect_section(dialect) for dialect in (*DIALECTS.values(), RUNNER)]
+    above: list[Dialect] = []
+    for dialect in (*DIALECTS.values(), RUNNER):
+        parts.append(dialect_section(dialect, above))
+        above.append(dialect)
     return "\n\n".join(parts) + "\n"
 
 
-def dialect_section(dialect: Dialect) -> str:
-    """A program: where its README and code differ, and the options of its scripts."""
+def dialect_section(dialect: Dialect, above: Sequence[Dialect]) -> str:
+    """A program: where its README and code differ, and the options of its scripts.
+
+    above: the programs that the page has already; what is theirs too is not listed again.
+    """
     known = f" (`--dialect {dialect.name}`)" if dialect.name in DIALECTS else ""
     parts = [f"## {dialect.title[0].upper()}{dialect.title[1:]}{known}"]
     if dialect.conflicts:
         decided = "\n".join(f"- {text}" for text in dialect.conflicts)
         parts.append(f"Where its README and its code differ, the README counts:\n\n{decided}")
-    if dialect.configs:
+    same = [other.title for other in above if other.configs and other.configs is dialect.configs]
+    if same:
+        parts.append(f"Configurations known by name are those of {same[0]}.")
+    elif dialect.configs:
         parts.append(
             "Configurations known by name: " + ", ".join(f"`{c}`" for c in dialect.configs) + "."
         )
-    seen: set[OldOption] = set()
+    tables = {f"`{n}` of {d.title}": s.options for d in above for n, s in d.scripts.items()}
     for name, script in dialect.scripts.items():
-        rows = [row for row in script.options if row not in seen]
-        also = " (and the options above)" if len(rows) < len(script.options) else ""
-        seen |= set(rows)
+        also, listed = find_largest_overlap(script.options, tables)
+        rows = [row for row in script.options if row not in listed]
         parts.append(f"### `{name}`{also}\n\n{old_table(rows)}")
+        tables[f"`{name}`"] = script.options
     return "\n\n".join(parts)
+
+
+def find_largest_overlap(
+    rows: Sequence[OldOption], tables: Mapping[str, Sequence[OldOption]]
+) -> tuple[str, Sequence[OldOption]]:
+    """Which table above has most of the rows, said in a heading, and that table; or none."""
+    for name, table in tables.items():
+        if sum(row in table for row in rows) > len(rows) / 2:
+            return f" (and the options of {name})", table
+    return "", ()
 
 
 def old_table(rows: Iterable[OldOption]) -> str:

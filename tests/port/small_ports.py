@@ -27,3 +27,20 @@ def port(capsys: Any, *words: str) -> dict[str, Any]:
     printed = capsys.readouterr()
     assert code == 0, printed.err
     return dict(json.loads(printed.out))
+
+
+def find_tried(*texts: str) -> set[str]:
+    """The options that stand in any of the texts, without dashes and values."""
+    words = [word for text in texts for word in text.split()]
+    return {word.removeprefix("--").partition("=")[0] for word in words if word.startswith("--")}
+
+
+def check_effect(answer: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Assert that a command could start, and that its config has these values."""
+    assert answer["problem"] is None
+    assert {name: answer["resolved"][name] for name in expected} == expected
+
+
+def find_last_row(answer: dict[str, Any]) -> dict[str, str]:
+    """What became of the last option that the command gives itself."""
+    return [row for row in answer["options"] if row["source"] == "command"][-1]

@@ -32,8 +32,7 @@ def test_the_list_has_them_all():
 @pytest.mark.parametrize(
     ("section", "text"), COMMANDS, ids=[f"{name}-{i}" for i, (name, _) in enumerate(COMMANDS)]
 )
-def test_a_command_of_a_readme_ports(section, text, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_a_command_of_a_readme_ports(section, text, capsys):
     answer = port(capsys, text)
     assert answer["command"][0] == "phalanx"
     assert answer["dialect"] == section.partition("-")[0]
@@ -44,8 +43,7 @@ def test_a_command_of_a_readme_ports(section, text, capsys, monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize("part", SLIPS)
-def test_a_slip_of_a_readme_is_told_with_what_was_assumed(part, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_a_slip_of_a_readme_is_told_with_what_was_assumed(part, capsys):
     count, warning = SLIPS[part]
     found = [text for _, text in COMMANDS if part in text.replace("\\\n", "")]
     assert len(found) == count

@@ -1,7 +1,7 @@
 """Every option of PopART's resnet_main.py once, its arithmetic of batches, and mistakes."""
 
 import pytest
-from small_ports import port
+from small_ports import check_effect, find_last_row, find_tried, port
 
 from phalanx.cli.main import main
 from phalanx.dialects.popart import POPART
@@ -63,34 +63,18 @@ REASONS = {  # what changes nothing in the config, and a part of why
 }
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("DATA_DIR", "DATASETS_DIR"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def test_every_option_is_tried():
-    tried = {
-        word.removeprefix("--").partition("=")[0]
-        for options in (*EFFECTS, *REASONS)
-        for word in options.split()
-        if word.startswith("--")
-    }
     names = {row.name for row in POPART.scripts["resnet_main.py"].options}
     assert (len(README.split()), len(names)) == (11, 34)
-    assert tried == names
+    assert find_tried(*EFFECTS, *REASONS) == names
     assert set(README.split()) <= names
 
 
 @pytest.mark.parametrize("options", EFFECTS)
 def test_an_option_has_its_effect(options, capsys):
     answer = port(capsys, SCRIPT + options)
-    assert answer["problem"] is None
-    resolved = answer["resolved"]
-    assert {name: resolved[name] for name in EFFECTS[options]} == EFFECTS[options]
-    tried = [row for row in answer["options"] if row["source"] == "command"][-1]
-    assert any(f"--{name}" in tried["new"] for name in EFFECTS[options])
+    check_effect(answer, EFFECTS[options])
+    assert any(f"--{name}" in find_last_row(answer)["new"] for name in EFFECTS[options])
 
 
 @pytest.mark.parametrize("options", REASONS)

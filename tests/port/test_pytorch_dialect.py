@@ -44,13 +44,6 @@ RATES = {  # by config and epoch
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("DATA_DIR", "DATASETS_DIR"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def refuse(capsys, line: str) -> str:
     """What is said about a command that cannot be ported."""
     assert main(["port", line]) == 2

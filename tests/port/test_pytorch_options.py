@@ -1,7 +1,7 @@
 """Every option of PyTorch's train.py once: what it does to the config, or why nothing."""
 
 import pytest
-from small_ports import port
+from small_ports import check_effect, find_last_row, find_tried, port
 
 from phalanx.config.read import read_settings
 from phalanx.dialects.pytorch import LIGHTNING, PYTORCH
@@ -133,13 +133,6 @@ REASONS = {  # what changes nothing in the config, and a part of why
 }
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("DATA_DIR", "DATASETS_DIR"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def ported(capsys, options: str) -> dict:
     """The answer for a command whose options come last, over those of BASE."""
     if "--config" in options:
@@ -148,26 +141,17 @@ def ported(capsys, options: str) -> dict:
 
 
 def test_every_option_is_tried():
-    tried = {
-        word.removeprefix("--")
-        for options in (*EFFECTS, *REASONS)
-        for word in options.split()
-        if word.startswith("--")
-    }
     names = {row.name for row in LIGHTNING.scripts["train_lightning.py"].options}
     assert len(names) == 84
-    assert tried == names
+    assert find_tried(*EFFECTS, *REASONS) == names
     assert names == {row.name for row in PYTORCH.scripts["train.py"].options}
 
 
 @pytest.mark.parametrize("options", EFFECTS)
 def test_an_option_has_its_effect(options, capsys):
     answer = ported(capsys, options)
-    assert answer["problem"] is None
-    resolved = answer["resolved"]
-    assert {name: resolved[name] for name in EFFECTS[options]} == EFFECTS[options]
-    tried = [row for row in answer["options"] if row["source"] == "command"][-1]
-    is_said = any(f"--{name}" in tried["new"] for name in EFFECTS[options])
+    check_effect(answer, EFFECTS[options])
+    is_said = any(f"--{name}" in find_last_row(answer)["new"] for name in EFFECTS[options])
     assert is_said or options.startswith("--config")
 
 
@@ -175,8 +159,7 @@ def test_an_option_has_its_effect(options, capsys):
 def test_an_option_without_effect_says_why(options, capsys):
     plain = ported(capsys, "")
     answer = ported(capsys, options)
-    rows = [row for row in answer["options"] if row["source"] == "command"]
-    assert REASONS[options] in rows[-1]["why"]
+    assert REASONS[options] in find_last_row(answer)["why"]
     assert answer["resolved"] == plain["resolved"]
     assert answer["command"] == plain["command"]
 

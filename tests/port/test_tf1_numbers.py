@@ -29,11 +29,6 @@ RATES = {  # config: rates at some steps
 }
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.mark.parametrize("name", ORACLES)
 def test_a_config_has_the_numbers_it_had(name, capsys):
     batch, per_epoch, total, peak, warmup = ORACLES[name]
@@ -70,13 +65,16 @@ def test_a_warm_up_that_outlasts_the_run_gives_the_old_rate_at_every_step(capsys
 
 
 def test_all_configs_are_understood_and_plan(capsys):
-    assert len(CONFIGS) == 19
+    assert len(CONFIGS) == 22
     table = DIALECTS["tf1"].scripts["train.py"].options
     for name, text in CONFIGS.items():
         matched = match_words(text.split(), table)
         assert not matched.problems, name
-        answer = port(capsys, f"python3 train.py --config {name}")
+        answer = port(capsys, "--dialect", "tf1", f"python3 train.py --config {name}")
         assert answer["problem"] is None, name
+        assert answer["command"][2] in (name, f"tf1/{name}")
+        added = {word for word in answer["command"][3:] if word.startswith("--")}
+        assert added <= {"--validation", "--lr-scheduler-freq", "--pipeline-splits"}, name
 
 
 def test_what_a_preset_sets_is_set_by_the_port_as_well(capsys):

@@ -3,14 +3,11 @@
 import json
 import os
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from importlib import import_module
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from phalanx.catalog.models import MODELS
 from phalanx.cli.command import (
     ALL_OPTIONS,
     JSON_FLAG,
@@ -20,33 +17,25 @@ from phalanx.cli.command import (
     command,
     parse_args,
 )
+from phalanx.cli.port_plan import (
+    add_absences,
+    list_flags,
+    list_ported_plan,
+    plan_ported,
+    to_facts,
+)
 from phalanx.cli.port_text import print_answer
 from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.dialects.table import TARGET
 from phalanx.disk import write_atomically
-from phalanx.errors import ConfigError, DataError, UserError
-from phalanx.port.new_command import expand_variables, find_variables
+from phalanx.errors import ConfigError
+from phalanx.port.new_command import expand_variables
 from phalanx.port.old_command import is_old_command
 from phalanx.port.ported import Ported, port_line
-from phalanx.port.preset_values import has_preset
 from phalanx.port.words import OldLine, read_text_lines, read_words
 
-if TYPE_CHECKING:
-    from phalanx.assemble.dataset_summary import PlannedRun
-
 _MAX_BYTES = 2**20  # of a script
-_ABOUT_A_RUN = ("resume", "fork")
-_ABSENT = {"data-dir": "there is no such folder here; the plan goes by published counts"}
 _BOOLS = ("true", "false")
-
-
-@dataclass(frozen=True)
-class _PortedPlan:
-    """The plan of a new command, or why there is none."""
-
-    planned: "PlannedRun | None" = None
-    problem: str = ""
-    absent: tuple[str, ...] = ()  # data that should be in its folder, and is not
 
 
 @command(
@@ -60,13 +49,22 @@ class _PortedPlan:
     ),
     Argument("--file", "A script to read the old commands from."),
     Argument(
+        "--configs",
+        "An old configs.yml, whose entries become presets of ours: all, or those that are named "
+        "after it.",
+    ),
+    Argument(
         "--dialect",
         "Which program it is for: lightning, pytorch, tf1, tf2 or popart.  [told by its script and "
         "options]",
     ),
     Argument("--run", "Run the new command.", switch=True),
     Argument("--local", "Leave hosts out: everything runs on this machine.", switch=True),
-    Argument("--save", "Write the options of a training command to this YAML file."),
+    Argument(
+        "--save",
+        "Write the options of a training command to this YAML file; with --configs, a preset for "
+        "each entry into this folder.",
+    ),
     JSON_FLAG,
     usage="[--option value]... [--run] [--local] [--save FILE] [--json] -- OLD COMMAND",
     options=ALL_OPTIONS,
@@ -80,6 +78,9 @@ class _PortedPlan:
         "phalanx port --save mine.yaml -- python train.py --model resnet --model-size 50": (
             "then: phalanx train mine.yaml"
         ),
+        "phalanx port --configs configs.yml --save presets": (
+            "each entry as a preset; then: phalanx train --config NAME"
+        ),
         "pbpaste | phalanx port": "what was copied from a README",
     },
     takes_command=True,
@@ -87,6 +88,13 @@ class _PortedPlan:
 def _run(args: ParsedArgs) -> int:
     """Port every command that was given; run or save the result where that is asked for."""
     own_words, old_words = _split_own_words(args.words)
+    if any(word.partition("=")[0] == "--configs" for word in own_words):
+        from phalanx.cli.port_configs import port_configs
+
+        own_words, names = _split_around_names(args.words)
+        own = parse_args(REGISTERED["port"], own_words)
+        own.refuse_problems()
+        return port_configs(own, names)
     own = parse_args(REGISTERED["port"], own_words)
     own.refuse_problems()
     if own["--run"] and own["--json"]:
@@ -98,28 +106,28 @@ def _run(args: ParsedArgs) -> int:
         with _placed(line, one_of=len(lines)):
             answer = port_line(
                 line,
-                _list_flags,
+                list_flags,
                 dialect=own["--dialect"],
                 overrides=overrides,
                 local=own["--local"],
             )
-        answers.append(_add_absences(answer))
+        answers.append(add_absences(answer))
     if own["--save"]:
         _save(own["--save"], answers)
     if own["--run"]:
         return _run_all(answers)
-    plans = [_plan(answer) for answer in answers]
+    plans = [plan_ported(answer) for answer in answers]
     answers = [
         replace(answer, warnings=(*answer.warnings, *plan.absent))
         for answer, plan in zip(answers, plans, strict=True)
     ]
     if own["--json"]:
-        facts = [_to_facts(answer, plan) for answer, plan in zip(answers, plans, strict=True)]
+        facts = [to_facts(answer, plan) for answer, plan in zip(answers, plans, strict=True)]
         print(json.dumps(facts[0] if len(facts) == 1 else facts, indent=2))
         return 0
     for place, (answer, plan) in enumerate(zip(answers, plans, strict=True)):
         print("\n" * bool(place), end="")
-        print_answer(answer, _list_plan_rows(plan), plan.problem)
+        print_answer(answer, list_ported_plan(plan), plan.problem)
     for text in skipped:
         print(f"left out: {text}", file=sys.stderr)
     return 0
@@ -149,6 +157,17 @@ def _split_own_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if not has_value and rest and (not is_bool or rest[0].lower() in _BOOLS):
             own.append(rest.pop(0))
     return own, rest
+
+
+def _split_around_names(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own flags, and the names among them."""
+    own, names, rest = list[str](), list[str](), list(words)
+    while rest:
+        flags, rest = _split_own_words(rest)
+        own += flags
+        names += rest[:1]
+        del rest[:1]
+    return own, names
 
 
 def _read_lines(own: ParsedArgs, old_words: list[str]) -> tuple[list[OldLine], list[str]]:
@@ -185,90 +204,6 @@ def _read_script(path: Path) -> str:
         raise ConfigError(f"--file {path}: not UTF-8 text") from None
 
 
-def _list_flags(name: str) -> Collection[str]:
-    """The flags of a command of ours, without dashes."""
-    from phalanx.cli.main import COMMANDS
-
-    if name not in COMMANDS:
-        return ALL_OPTIONS
-    import_module(f"phalanx.cli.{COMMANDS[name][0]}")
-    found = REGISTERED[name]
-    return {*found.options, *(a.name.removeprefix("--") for a in found.arguments)}
-
-
-def _add_absences(answer: Ported) -> Ported:
-    """The answer with warnings about data and runs that are not here."""
-    flags, environment = answer.command.flags, {**answer.command.variables, **os.environ}
-    target = flags.get(TARGET, "")
-    about_run = answer.command.name in ("validate", "average") and target not in MODELS
-    about_run = about_run and not has_preset(target)
-    names = [*_ABOUT_A_RUN, *([TARGET] if about_run else [])]
-    found = []
-    for name in ("data-dir", *names):
-        path = expand_variables([flags.get(name, "")], environment)[0]
-        if path and not Path(path).expanduser().exists():
-            found.append(f"{path}: {_ABSENT.get(name, 'there is no such run here')}")
-    unset = [name for name in find_variables(answer.command.words) if name not in environment]
-    found += [f"${name}: is not set here; set it before you run the command" for name in unset]
-    return replace(answer, warnings=(*answer.warnings, *found))
-
-
-def _plan(answer: Ported) -> _PortedPlan:
-    """The plan of a training command, without torch, and without data that is not here."""
-    flags = answer.command.flags
-    if answer.command.name != "train" or not flags.keys().isdisjoint({*_ABOUT_A_RUN, "help"}):
-        return _PortedPlan()
-    if answer.config and not has_preset(flags[TARGET]):  # which a warning says
-        return _PortedPlan()
-    _list_flags("train")
-    environment = {**answer.command.variables, **os.environ}
-    inner = answer.command.words
-    inner = inner[inner.index("--") + 1 :] if inner[0] == "launch" else inner
-    args = parse_args(REGISTERED["train"], expand_variables(inner[1:], environment))
-    folder = args.flags.get("data-dir")
-    if folder and not Path(folder).expanduser().is_dir():
-        del args.flags["data-dir"]
-
-    from phalanx.assemble.dataset_summary import plan_new_run
-
-    absent: tuple[str, ...] = ()
-    try:
-        try:
-            settings = args.read_settings()
-            planned = plan_new_run(settings, without_data=True, without_torch=True)
-        except DataError as error:  # the folder is there, and the data is not in it
-            if args.flags.pop("data-dir", None) is None:
-                raise
-            absent = (f"{error}; the plan goes by published counts",)
-            settings = args.read_settings()
-            planned = plan_new_run(settings, without_data=True, without_torch=True)
-    except UserError as error:
-        return _PortedPlan(problem=str(error))
-    return _PortedPlan(planned, absent=absent)
-
-
-def _list_plan_rows(plan: _PortedPlan) -> list[tuple[str, str]]:
-    """The plan as `phalanx plan` prints it."""
-    if plan.planned is None:
-        return []
-    from phalanx.cli.plan import list_plan_rows
-
-    settings, numbers, dataset = plan.planned
-    return list_plan_rows(settings, numbers, None, dataset)
-
-
-def _to_facts(answer: Ported, plan: _PortedPlan) -> dict[str, Any]:
-    """The answer as plain values."""
-    planned = plan.planned
-    more: dict[str, Any] = {
-        "plan": planned.plan.facts() if planned else None,
-        "problem": plan.problem or None,
-    }
-    more["resolved"] = planned.settings.config.flat() if planned else None
-    more["notes"] = list(planned.plan.warnings) if planned else []
-    return {**answer.facts(), **more}
-
-
 def _save(name: str, answers: Sequence[Ported]) -> None:
     """Write the options of one training command."""
     path, answer = Path(name), answers[0]
@@ -280,7 +215,8 @@ def _save(name: str, answers: Sequence[Ported]) -> None:
     if path.exists():
         raise ConfigError(f"--save {name}: exists already; remove it, or name another file")
     write_atomically(path, answer.command.dump_yaml(f"from {answer.title}: {answer.old}"))
-    print(f"wrote {path}; train it with: phalanx train {path}", file=sys.stderr)
+    line = replace(answer.command, flags={TARGET: str(path)}).line
+    print(f"wrote {path}; train it with: {line}", file=sys.stderr)
 
 
 def _run_all(answers: Sequence[Ported]) -> int:
@@ -290,7 +226,7 @@ def _run_all(answers: Sequence[Ported]) -> int:
     for answer in answers:
         for warning in answer.warnings:
             print(f"warning: {warning}", file=sys.stderr)
-        problem = _plan(answer).problem  # told before any data is looked for, or fetched
+        problem = plan_ported(answer).problem  # told before any data is looked for, or fetched
         if problem:
             raise ConfigError(problem)
         print(f"running: {answer.command.line}", file=sys.stderr)

@@ -2,7 +2,8 @@
 
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,11 +118,21 @@ def read_entries(path: Path, entry_name: str | None = None) -> list[YamlEntry]:
     except yaml.reader.ReaderError as error:
         raise ConfigError(f"{path}: not valid YAML: {error.reason}") from None
     try:
-        entries = read_mapping(loader, loader.get_single_node(), path)
-        if entry_name is None:
-            return entries
-        chosen = next(entry for entry in entries if entry.key == entry_name)
-        return read_mapping(loader, chosen.node, path)
+        with convert_yaml_errors(path):
+            entries = read_mapping(loader, loader.get_single_node(), path)
+            if entry_name is None:
+                return entries
+            chosen = next(entry for entry in entries if entry.key == entry_name)
+            return read_mapping(loader, chosen.node, path)
+    finally:
+        loader.dispose()
+
+
+@contextmanager
+def convert_yaml_errors(path: Path) -> Iterator[None]:
+    """A block in which what is wrong with YAML is told as the mistake of a file."""
+    try:
+        yield
     except RecursionError:
         raise ConfigError(f"{path}: lists and mappings are nested too deeply") from None
     except yaml.YAMLError as error:
@@ -129,8 +140,6 @@ def read_entries(path: Path, entry_name: str | None = None) -> list[YamlEntry]:
         line = f":{mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "not readable"
         raise ConfigError(f"{path}{line}: not valid YAML: {problem}") from None
-    finally:
-        loader.dispose()
 
 
 def dump_entries(entries: list[YamlEntry]) -> str:

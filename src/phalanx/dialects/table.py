@@ -301,3 +301,4 @@ class Dialect:
     folders: tuple[str, ...] = ()  # parts of paths that only this program is found under
     main_script: str = "train.py"  # what is meant where a command forgets it
     conflicts: tuple[str, ...] = ()  # where README and code differ: what was decided, for the docs
+    key_note: str = ""  # what to say of a key of its configs.yml that is not written out

@@ -224,4 +224,5 @@ TF1 = Dialect(
     presets=PRESETS,
     folders=("tensorflow/cnns", "tensorflow1"),
     conflicts=_CONFLICTS,
+    key_note="the old program ignored a key that was not written in full",
 )

@@ -34,6 +34,11 @@ _MLPERF_BS20 = (
     f"{_MLPERF} --batch-size 20 --gather-conv-output "
     "--pipeline-splits b1/0/relu b1/2/relu b2/0/relu b2/2/relu b3/0/relu b3/3/relu"
 )
+_LATER = (  # of SDK 3.0, whose names of units and of two entries are others
+    "--gather-conv-output --available-memory-proportion 0.15 --pipeline-splits stage1/unit1/relu "
+    "stage1/unit3/relu stage2/unit1/relu stage2/unit3/relu stage3/unit1/relu stage3/unit4/relu "
+    "--internal-exchange-optimisation-target memory"
+)
 _B4 = (
     "--model efficientnet --model-size 4 --dataset imagenet --precision 16.32 --groups 4 "
     "--enable-recomputation --enable-conv-dithering "
@@ -102,6 +107,21 @@ CONFIGS = {
         "--available-memory-proportion 0.2 --replicas 16 --gradient-accumulation-count 38 "
         "--base-learning-rate -9.5 --warmup-epochs 50"
     ),
+    "resnet8_test": (
+        "--model resnet --model-size 8 --dataset cifar-10 --ckpts-per-epoch 1 --logs-per-epoch 1 "
+        "--enable-half-partials --gradient-accumulation-count 1 --replicas 1 --epochs 10 "
+        "--no-validation"
+    ),
+    "resnet50_mlperf_pod16_bs20": (
+        f"{_MLPERF} {_LATER} --batch-size 20 --replicas 16 --gradient-accumulation-count 6 "
+        "--epochs 40 --abs-learning-rate 3.824"
+    ),
+    "resnet50_mlperf_pod16_lars": (
+        f"{_MLPERF} {_LATER} --batch-size 22 --replicas 16 --gradient-accumulation-count 10 "
+        "--epochs 38 --abs-learning-rate 10.72 --optimiser LARS --warmup-epochs 2 "
+        "--weight-decay 5e-05 --lars-weight-decay 5e-05 --loss-scaling 128 "
+        "--max-reduce-many-buffer-size 216"
+    ),
     "mk1_resnet50_16ipus": (
         "--model resnet --model-size 50 --dataset imagenet --batch-size 4 --replicas 4 "
         "--gradient-accumulation-count 64 --epochs 65 --shards 4 "
@@ -113,24 +133,5 @@ CONFIGS = {
         "--enable-half-partials --lr-schedule cosine --label-smoothing 0.1 --ckpts-per-epoch 1"
     ),
 }
-PRESETS = {  # the recipes that these are, by their names here
-    "mk2_resnet8_test": "tf1-resnet8",
-    "mk2_resnet50_mlperf_pod16": "tf1-resnet50-mlperf-2304",
-    "mk2_resnet50_mlperf_pod16_bs20": "tf1-resnet50-mlperf-1920",
-    "mk2_resnet50_mlperf_pod4_bs20": "tf1-resnet50-mlperf-1920",
-    "mk2_resnet50_mlperf_pod64_bs20": "tf1-resnet50-mlperf-2560",
-    "mk2_resnet50_base": "tf1-resnet50-gn",
-    "mk2_resnet50_gn_16ipus": "tf1-resnet50-gn",
-    "mk2_resnet50_gn_64ipus": "tf1-resnet50-gn",
-    "mk2_resnet50_bn_16ipus": "tf1-resnet50-bn",
-    "mk2_resnet50_bn_64ipus": "tf1-resnet50-bn",
-    "mk2_resnet50_bn_128ipus": "tf1-resnet50-bn",
-    "mk2_resnext101_16ipus": "tf1-resnext101",
-    "mk2_efficientnet_b4_16ipus_base": "tf1-efficientnet-b4-g1",
-    "mk2_efficientnet_b4_g1_16ipus": "tf1-efficientnet-b4-g1",
-    "mk2_efficientnet_b4_g1_64ipus": "tf1-efficientnet-b4-g1",
-    "mk2_efficientnet_b4_g16_16ipus": "tf1-efficientnet-b4-g16",
-    "mk2_efficientnet_b4_g16_64ipus": "tf1-efficientnet-b4-g16",
-    "mk2_efficientnet_b4_g16_64ipus_LARS": "tf1-efficientnet-b4-lars-gn",
-    "mk1_resnet50_16ipus": "tf1-resnet50-gn",
-}
+SHARED = ("resnet8_test", "resnet50_mlperf_pod16_bs20", "resnet50_mlperf_pod16_lars")  # with TF 2
+PRESETS = {name: f"tf1/{name}" if name in SHARED else name for name in CONFIGS}

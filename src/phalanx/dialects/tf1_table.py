@@ -35,6 +35,8 @@ _SCHEDULES = {"stepped": "step", "polynomial_decay_lr": "polynomial"}
 _OPTIMIZERS = {"SGD": "sgd", "momentum": "momentum", "RMSprop": "rmsprop_tf", "LARS": "lars"}
 _FIRST_RANK = "the first rank writes the run's records; every rank keeps a log of its own"
 _SEEDS = "replicas draw by the position of an image: one seed serves all of them"
+_EXCHANGE = nothing("NCCL and gloo choose their own way")
+_WIDE = "statistics of norms have 32 bits, and with --precision 16.32 all weights"
 _ORDER = "the order of images is computed: no pipeline has to be chosen for it"
 
 
@@ -236,10 +238,8 @@ _TRAINING_TABLE = (
     OldOption("config-path", elsewhere("`phalanx port --configs FILE` turns it into presets")),
     whole_row("batch-size", kept("the micro-batch"), "micro-batch-size", default=tf1.choose_batch),
     whole_row("gradient-accumulation-count", renamed("gradient-accumulation"), default="1"),
-    number_row(
-        "base-learning-rate", computed(tf1.say_rate, "2^n x the global batch"),
-        "base-learning-rate-exponent", default=tf1.choose_exponent,
-    ),
+    number_row("base-learning-rate", computed(tf1.say_rate, "2^n x the global batch"),
+            "base-learning-rate-exponent", default=tf1.choose_exponent),
     number_row("abs-learning-rate", computed(tf1.say_absolute_rate, "--lr")),
     number_row("epochs", computed(tf1.say_epochs, "--epochs"), "epoch", default=tf1.choose_epochs),
     whole_row("iterations", computed(tf1.say_iterations, "--steps")),
@@ -256,11 +256,7 @@ _TRAINING_TABLE = (
             default=_choose_rmsprop_decay),
     number_row("rmsprop-base-decay-exp", computed(tf1.say_rmsprop_exponent, "--rmsprop-decay"),
             default=_choose_rmsprop_exponent),
-    number_row(
-        "rmsprop-epsilon",
-        _with_rmsprop("optimizer-eps"),
-        default=_choose_eps,
-    ),
+    number_row("rmsprop-epsilon", _with_rmsprop("optimizer-eps"), default=_choose_eps),
     number_row("lars-epsilon", _with_lars("optimizer-eps"),
             default=lambda values: "0" if tf1.is_lars(values) else ""),
     number_row("lars-eeta", _with_lars("trust-coefficient"),
@@ -389,10 +385,13 @@ _LOG_TABLE = (
 )  # fmt: skip
 _LATER_TABLE = (  # of later releases
     flag_row("analyse-nans", renamed("fp-exceptions")),
-    whole_row("max-reduce-many-buffer-size", BUCKETS.outcome),
+    whole_row("max-reduce-many-buffer-size", COMPILER_HINT),
     flag_row("rts", elsewhere("optimizer state stays whole on each device")),
     flag_row("only-use-slic-vmac-16", COMPILER_HINT),
-    OldOption("gcl-method", nothing("NCCL and gloo choose their own way")),
+    OldOption("gcl-method", _EXCHANGE),
+    whole_row("gcl-max-broadcast-size", _EXCHANGE),
+    OldOption("gradient-mean-reduce-re", elsewhere("all gradients are means"), takes="many"),
+    OldOption("force-weight-to-fp32", elsewhere(_WIDE), takes="many"),
     OldOption("poplar-sync-configuration", nothing("all ranks take every step together")),
 )
 TRAIN_TABLE = (

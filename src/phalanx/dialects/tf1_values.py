@@ -7,6 +7,7 @@ from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS
 from phalanx.dialects.table import Apply, Effect, OldValues
 from phalanx.errors import ConfigError, suggest
+from phalanx.units import format_plural
 
 DATA_NAMES = {"imagenet": "imagenet", "cifar-10": "cifar10", "cifar-100": "cifar100"}
 
@@ -180,7 +181,8 @@ def say_drops(text: str, values: OldValues) -> Effect:
         return Effect(why="only an exponential schedule uses it", kind="nothing")
     epochs = count_epochs(values)
     rate = Fraction(text) / epochs
-    return Effect(flags={"lr-scheduler-freq": str(rate)}, why=f"{text} in {float(epochs):g} epochs")
+    why = f"{text} in {format_plural(float(epochs), 'epoch')}"
+    return Effect(flags={"lr-scheduler-freq": str(rate)}, why=why)
 
 
 def say_epochs(text: str, values: OldValues) -> Effect:

@@ -19,10 +19,10 @@ from phalanx.dialects.table import (
     renamed,
     whole_row,
 )
+from phalanx.dialects.tf1_configs import SHARED
 from phalanx.dialects.tf2_table import CONFIGS, TRAIN_TABLE, bool_row
 
 _SCORE = "train.py --training False"  # what it is called here; there it was the same script
-_SHARED = ("resnet8_test", "resnet50_mlperf_pod16_bs20", "resnet50_mlperf_pod16_lars")
 _OWN_PORT = "the server that --serve starts takes a free port of this machine"
 _SAID_OF_NETWORK = ("model-name", "dataset")
 _TESTS = "only tests of the old program used it"
@@ -256,7 +256,7 @@ TF2 = Dialect(
         ),
     },
     configs=CONFIGS,
-    presets={name: f"tf2/{name}" if name in _SHARED else name for name in CONFIGS},
+    presets={name: f"tf2/{name}" if name in SHARED else name for name in CONFIGS},
     folders=("cnns/tensorflow2", "tensorflow2"),
     conflicts=(
         "all checkpoints of a run are scored after training, not only its last weights",

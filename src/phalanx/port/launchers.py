@@ -110,10 +110,16 @@ def _read_timeout(value: str) -> Effect:
 
 def _read_engine_options(value: str) -> Effect:
     try:
-        keys = ", ".join(json.loads(value.replace("\\\n", "") or "{}"))
-    except ValueError:
-        keys = "its settings"
-    why = f"{keys}: settings of the IPU's runtime, with no effect on numbers"
+        options = dict(json.loads(value.replace("\\\n", "") or "{}"))
+    except (ValueError, TypeError):
+        options = {"its settings": ""}
+    reports = [
+        key for key, on in options.items() if key.startswith("autoReport.") and on in (True, "true")
+    ]
+    if reports:
+        why = f"{', '.join(reports)}: into the folder of the run"
+        return Effect(flags={"profile": "trace"}, why=why)
+    why = f"{', '.join(options)}: settings of the IPU's runtime, with no effect on numbers"
     return Effect(why=f"POPLAR_ENGINE_OPTIONS: {why}", kind="nothing")
 
 

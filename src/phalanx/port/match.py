@@ -10,8 +10,8 @@ from os.path import expandvars
 from phalanx.dialects.table import TRUE, GivenOption, OldOption
 
 _NEGATIVE = re.compile(r"-\d*\.?\d+(e[-+]?\d+)?", re.IGNORECASE)
-_TRUE_WORDS = ("true", "t", "1", "yes", "y", "on")
-_FALSE_WORDS = ("false", "f", "0", "no", "n", "off")
+TRUE_WORDS = ("true", "t", "1", "yes", "y", "on")
+FALSE_WORDS = ("false", "f", "0", "no", "n", "off")
 _WANTED = {"whole": "a whole number", "number": "a number"}
 
 
@@ -25,6 +25,8 @@ class MatchedWords:
     problems: list[str] = field(default_factory=list)  # what to say of them and of other mistakes
     wants_help: bool = False
     prefixes: int = 0  # names that were not written out
+    abbreviated: list[str] = field(default_factory=list)  # which, of keys in YAML
+    notes: list[str] = field(default_factory=list)  # what was understood otherwise than written
 
 
 def match_words(
@@ -67,7 +69,7 @@ def _match_option(
     most_unknown: how many values an option that is not known may have.
     """
     dashed, equals, value = word.partition("=")
-    option, problem, is_prefix = _find_option(dashed, options)
+    option, problem, is_prefix = find_option(dashed, options)
     if option is None:
         found.problems.append(problem)
         found.unknown.append(dashed)
@@ -84,16 +86,21 @@ def _match_option(
     elif option.takes == "flag" and equals:
         found.problems.append(f"{word}: takes no value; write {dashed}")
         return
-    problem = _find_wrong_value(option, dashed, texts)
+    problem = find_wrong_value(option, dashed, texts)
     if problem:
         found.problems.append(problem)
         return
-    found.given.append(GivenOption(option, written, tuple(_normalise(option, texts))))
+    found.given.append(GivenOption(option, written, tuple(normalise_values(option, texts))))
 
 
-def _find_option(dashed: str, options: Sequence[OldOption]) -> tuple[OldOption | None, str, bool]:
-    """The row that a spelling means, or why there is none; and whether it is a prefix of it."""
-    name = dashed.lstrip("-")
+def find_option(
+    written: str, options: Sequence[OldOption], *, dashes: str = "--"
+) -> tuple[OldOption | None, str, bool]:
+    """The row that a spelling means, or why there is none; and whether it is a prefix of it.
+
+    dashes: what a name begins with; of a key in YAML, nothing, and it may have underscores.
+    """
+    name = written.lstrip("-") if dashes else written.replace("_", "-")
     exact = [option for option in options if name in option.names]
     if exact:
         return exact[0], "", False
@@ -101,18 +108,21 @@ def _find_option(dashed: str, options: Sequence[OldOption]) -> tuple[OldOption |
         spelling: option
         for option in options
         for spelling in option.names
-        if dashed.startswith("--") and spelling.startswith(name)
+        if written.startswith(dashes) and spelling.startswith(name)
     }
     meant = {option.name: option for option in near.values()}
     if len(meant) == 1:
         return next(iter(meant.values())), "", True
+    underscores = not dashes and "_" in written
     if meant:
-        names = ", ".join(f"--{spelling}" for spelling in sorted(near))
-        return None, f"{dashed}: may stand for {names}; write the one you mean in full", False
-    spellings = [f"--{spelling}" for option in options for spelling in option.names]
-    close = get_close_matches(dashed, spellings, n=3)
-    way_out = f"did you mean {' or '.join(close)}?" if close else "no option is spelt like it"
-    return None, f"{dashed}: the old program has no such option; {way_out}", False
+        names = ", ".join(dashes + spelling for spelling in sorted(near))
+        names = names.replace("-", "_") if underscores else names
+        return None, f"{written}: may stand for {names}; write the one you mean in full", False
+    spellings = [dashes + spelling for option in options for spelling in option.names]
+    close = " or ".join(get_close_matches(dashes + name, spellings, n=3))
+    close = close.replace("-", "_") if underscores else close
+    way_out = f"did you mean {close}?" if close else "no option is spelt like it"
+    return None, f"{written}: the old program has no such option; {way_out}", False
 
 
 def _is_worked_with(option: OldOption) -> bool:
@@ -133,7 +143,7 @@ def _take_values(option: OldOption, rest: list[str]) -> list[str]:
         if most is not None and len(values) >= most:
             break
         value = _fill_in(option, rest[0])
-        is_word = value.lower() in _TRUE_WORDS + _FALSE_WORDS or value.startswith("$")
+        is_word = value.lower() in TRUE_WORDS + FALSE_WORDS or value.startswith("$")
         if option.takes == "bool" and not is_word:
             break
         values.append(value)
@@ -141,7 +151,7 @@ def _take_values(option: OldOption, rest: list[str]) -> list[str]:
     return values
 
 
-def _find_wrong_value(option: OldOption, dashed: str, values: Sequence[str]) -> str:
+def find_wrong_value(option: OldOption, dashed: str, values: Sequence[str]) -> str:
     """What is wrong with the values; empty where nothing is. Text may hold variables."""
     for value in values:
         if "$" in value or value.startswith("<"):
@@ -155,7 +165,7 @@ def _find_wrong_value(option: OldOption, dashed: str, values: Sequence[str]) -> 
             return f"{dashed} {value}: the old program has no such choice; {way_out}"
         if option.type in _WANTED and not _is_number(value, whole=option.type == "whole"):
             return f"{dashed}: expected {_WANTED[option.type]}, got {value!r}"
-        if option.takes in ("bool", "bools") and value.lower() not in _TRUE_WORDS + _FALSE_WORDS:
+        if option.takes in ("bool", "bools") and value.lower() not in TRUE_WORDS + FALSE_WORDS:
             return f"{dashed}: expected true or false, got {value!r}"
     return ""
 
@@ -172,12 +182,12 @@ def _join(choices: Sequence[str]) -> str:
     return f"{', '.join(choices[:-1])} or {choices[-1]}" if len(choices) > 1 else choices[0]
 
 
-def _normalise(option: OldOption, values: list[str]) -> list[str]:
+def normalise_values(option: OldOption, values: list[str]) -> list[str]:
     """The values as outcomes expect them: switches are true or false."""
     if option.takes == "flag":
         return [TRUE]
     if option.takes in ("bool", "bools"):
-        return [str(value.lower() in _TRUE_WORDS).lower() for value in values] or [TRUE]
+        return [str(value.lower() in TRUE_WORDS).lower() for value in values] or [TRUE]
     if option.takes == "optional" and not values:
         return [option.bare]
     return values

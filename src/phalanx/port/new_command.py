@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 import yaml
 
+from phalanx.config.presets import find_preset
 from phalanx.config.schema import OPTIONS
 from phalanx.config.text import parse_option_text
 from phalanx.dialects.table import TARGET, TRUE, Effect
+from phalanx.errors import ConfigError
 
 _WORD_LISTS = ("spec", "benchmark")  # flags that take several words
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
@@ -56,12 +58,20 @@ class NewCommand:
         """The options as a file that `phalanx train FILE` reads."""
         lines = [f"# {line}".rstrip() for line in comment.splitlines()]
         if self.flags.get(TARGET):
-            lines.append(f"extends: {self.flags[TARGET]}")
+            lines.append(f"extends: {_name_fully(self.flags[TARGET])}")
         for name, text in self.flags.items():
             if name in OPTIONS:
                 value = parse_option_text(name, text)
                 lines.append(yaml.safe_dump({name: value}, default_flow_style=False).rstrip())
         return "\n".join(lines) + "\n"
+
+
+def _name_fully(preset: str) -> str:
+    """The name of a preset that the same name in a folder of the user's does not hide."""
+    try:
+        return find_preset(preset).full_name
+    except ConfigError:  # one that is not here
+        return preset
 
 
 def _spell(flag: str, text: str) -> list[str]:

@@ -5,26 +5,27 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from phalanx.config.schema import OPTIONS
-from phalanx.dialects.table import (
-    TARGET,
-    Effect,
-    GivenOption,
-    OldOption,
-    OldValues,
-    Outcome,
-    OutcomeKind,
-)
+from phalanx.dialects.table import TARGET, GivenOption, LaunchFacts, OldValues, OutcomeKind
 from phalanx.errors import ConfigError, join_problems
 from phalanx.port.dialect_choice import ChosenScript, choose_script
-from phalanx.port.launchers import VARIABLES, read_launch_facts
+from phalanx.port.launchers import read_launch_facts
+from phalanx.port.layers import (
+    LAYERS,
+    SAID,
+    LayerEntry,
+    PortJob,
+    list_entries,
+    merge_flags,
+    order_flags,
+)
 from phalanx.port.match import match_words
 from phalanx.port.new_command import NewCommand, quote_word
 from phalanx.port.old_command import OldCommand, read_old_command
 from phalanx.port.preset_values import (
     find_same_rate,
-    has_preset,
     is_same_value,
     lay_over,
+    name_preset,
     read_preset_values,
 )
 from phalanx.port.words import OldLine
@@ -41,9 +42,6 @@ _COMMANDS = {  # what a script does: our command
 _OTHER_TARGETS = {"request": "serve"}  # flags that name the preset, where the first word does not
 _ABOUT_A_RUN = ("resume", "fork", TARGET)  # flags that name one, which has options of its own
 _MODEL_SECTIONS = ("model", "resnet", "efficientnet")
-_LAYERS = ("program", "default", "config", "environment", "launcher", "command")  # the last wins
-_SAID = ("environment", "launcher", "command")  # the layers that stand in the command itself
-_KEPT_VARIABLE = "is set for the new command, too"
 _OptionsOf = Callable[[str], Collection[str]]  # the flags that a command of ours takes
 
 
@@ -55,7 +53,7 @@ class PortedRow:
     new: str  # words of the new command; empty where there are none
     kind: OutcomeKind
     why: str
-    source: str  # one of _LAYERS
+    source: str  # one of LAYERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,28 +85,6 @@ class Ported:
         }
 
 
-@dataclass
-class _Entry:
-    """An effect on its way into the command."""
-
-    old: str
-    effect: Effect
-    kind: OutcomeKind
-    source: str
-
-
-@dataclass
-class _Port:
-    """A command while it is being ported."""
-
-    old: OldCommand
-    chosen: ChosenScript
-    values: OldValues
-    config_name: str = ""
-    config_known: bool = True
-    warnings: list[str] = field(default_factory=list)
-
-
 def port_line(
     line: OldLine,
     options_of: _OptionsOf,
@@ -127,8 +103,29 @@ def port_line(
         raise join_problems(chosen.matched.problems)
     port = _read_values(old, chosen)
     port.warnings += [f"{text}: was left out" for text in line.left_out]
-    script = port.chosen.script
-    made = _compose(port, options_of, overrides or {})
+    answer = _answer(port, options_of, overrides or {}, local=local)
+    return replace(answer, old=" ".join(map(quote_word, line.words)))
+
+
+def port_entry(
+    name: str, chosen: ChosenScript, options_of: _OptionsOf, overrides: Mapping[str, str]
+) -> Ported:
+    """The answer for an entry of a configs.yml, whose keys were matched with a script's options.
+
+    overrides: options of ours that are laid over the result.
+    """
+    config = _to_values([one for one in chosen.matched.given if one.values])
+    _refuse_rivals(chosen, config)
+    values = OldValues(chosen.script.options, {}, config, launch=_add_stages(LaunchFacts(), config))
+    port = PortJob(OldCommand(), chosen, values, warnings=[*chosen.warnings])
+    return replace(_answer(port, options_of, overrides, local=True), old=name)
+
+
+def _answer(
+    port: PortJob, options_of: _OptionsOf, overrides: Mapping[str, str], *, local: bool
+) -> Ported:
+    """The answer for a command or an entry whose options are known."""
+    made = _compose(port, options_of, overrides)
     command, entries = made.command, made.entries
     for entry in entries:
         command.launch |= entry.effect.launch
@@ -137,21 +134,21 @@ def port_line(
     command.launch = {} if local else command.launch
     rows = _build_rows(entries, made.has, command, made.taken)
     is_known = port.config_known and not port.chosen.matched.wants_help
-    notes = script.notes(port.values) if is_known else []
+    notes = port.chosen.script.notes(port.values) if is_known else []
     return Ported(
         dialect=port.chosen.dialect.name,
         title=port.chosen.dialect.title,
-        old=" ".join(map(quote_word, line.words)),
+        old="",
         command=command,
         rows=tuple(rows),
         warnings=tuple(dict.fromkeys([*port.warnings, *notes])),
         config=port.config_name,
-        decided=_merge_flags(entries),
+        decided=merge_flags(entries),
         then=tuple(words for entry in entries for words in entry.effect.then),
     )
 
 
-def _list_warnings(entry: _Entry) -> list[str]:
+def _list_warnings(entry: LayerEntry) -> list[str]:
     """The warnings of an effect, each with what it is about."""
     texts = entry.effect.warnings
     return [text if text.startswith("-") else f"{entry.old}: {text}" for text in texts]
@@ -162,15 +159,15 @@ class _Composed:
     """A new command, and what it was made of."""
 
     command: NewCommand
-    entries: list[_Entry]
+    entries: list[LayerEntry]
     has: Mapping[str, object]  # what the preset or model that it begins with already has
     taken: Collection[str]  # the flags that it takes
 
 
-def _compose(port: _Port, options_of: _OptionsOf, overrides: Mapping[str, str]) -> _Composed:
+def _compose(port: PortJob, options_of: _OptionsOf, overrides: Mapping[str, str]) -> _Composed:
     """The new command with the flags that its preset does not have."""
-    entries, script = _list_entries(port), port.chosen.script
-    preset, flags = _choose_preset(port), _merge_flags(entries)
+    entries, script = list_entries(port), port.chosen.script
+    preset, flags = _choose_preset(port), merge_flags(entries)
     command = NewCommand(_COMMANDS[script.kind])
     if port.chosen.matched.wants_help:
         model = {"model": flags["model"]} if flags.get("model") else {}
@@ -179,8 +176,8 @@ def _compose(port: _Port, options_of: _OptionsOf, overrides: Mapping[str, str]) 
     has: dict[str, object] = {}
     if any(flags.get(name) for name in _ABOUT_A_RUN):
         # a run has its options: only what the command says itself is laid over them
-        entries = [entry for entry in entries if entry.source in _SAID]
-        flags, preset = _merge_flags(entries), None
+        entries = [entry for entry in entries if entry.source in SAID]
+        flags, preset = merge_flags(entries), None
     elif script.kind == "validate" and port.config_known and flags.get("model"):
         preset = flags["model"]  # of a model's name, no preset has a say
         has = {name: option.default for name, option in OPTIONS.items()} | {"model": preset}
@@ -190,11 +187,11 @@ def _compose(port: _Port, options_of: _OptionsOf, overrides: Mapping[str, str]) 
     has |= find_same_rate(flags, has)
     rest = {n: t for n, t in flags.items() if n in taken and not is_same_value(n, t, has)}
     target = {_OTHER_TARGETS.get(script.kind, TARGET): preset} if preset else {}
-    command.flags = lay_over({**target, **_order(rest, entries)}, overrides)
+    command.flags = lay_over({**target, **order_flags(rest, entries)}, overrides)
     return _Composed(command, entries, has, taken)
 
 
-def _read_values(old: OldCommand, chosen: ChosenScript) -> _Port:
+def _read_values(old: OldCommand, chosen: ChosenScript) -> PortJob:
     """The options with those of a named config below them."""
     given = _to_values(chosen.matched.given)
     name = given.get("config", "")
@@ -205,8 +202,7 @@ def _read_values(old: OldCommand, chosen: ChosenScript) -> _Port:
         config = _to_values(matched.given)
     facts = read_launch_facts(old.launcher, old.launcher_options, old.environment)
     if facts.devices_per_replica is None:
-        shards = given.get("shards", config.get("shards", ""))
-        facts = replace(facts, devices_per_replica=int(shards) if shards.isdecimal() else None)
+        facts = _add_stages(facts, config | given)
     options = chosen.script.options
     values = OldValues(
         options,
@@ -216,7 +212,7 @@ def _read_values(old: OldCommand, chosen: ChosenScript) -> _Port:
         launch=facts,
         environment=old.environment,
     )
-    port = _Port(old, chosen, values, name, entry is not None or not name)
+    port = PortJob(old, chosen, values, name, entry is not None or not name)
     port.warnings += chosen.warnings
     instead = chosen.script.instead(values)
     if instead is not None:
@@ -225,118 +221,49 @@ def _read_values(old: OldCommand, chosen: ChosenScript) -> _Port:
         port.chosen = replace(chosen, script=script, matched=matched)
         values.kind = script.kind
         port.warnings += [instead[1]] if instead[1] else []
-    for rivals in chosen.script.exclusive:
-        both = [f"--{name}" for name in rivals if name in given]
-        if len(both) > 1:
-            raise ConfigError(f"{' and '.join(both)}: only one of them may be given; choose one")
+    _refuse_rivals(chosen, given)
     return port
+
+
+def _add_stages(facts: LaunchFacts, values: Mapping[str, str]) -> LaunchFacts:
+    """The facts with the devices of a replica that an option tells."""
+    shards = values.get("shards", "")
+    return replace(facts, devices_per_replica=int(shards) if shards.isdecimal() else None)
+
+
+def _refuse_rivals(chosen: ChosenScript, given: Collection[str]) -> None:
+    """Refuse two options of which one is to be given, in the words that they were given in."""
+    for rivals in chosen.script.exclusive:
+        if sum(name in given for name in rivals) > 1:
+            written = [one for one in chosen.matched.given if one.option.name in rivals]
+            names = dict.fromkeys(
+                one.written.split()[0].rstrip(":").partition("=")[0] for one in written
+            )
+            raise ConfigError(f"{' and '.join(names)}: only one of them may be given; choose one")
 
 
 def _to_values(given: Sequence[GivenOption]) -> dict[str, str]:
     return {one.option.name: one.text for one in given}
 
 
-def _choose_preset(port: _Port) -> str | None:
+def _choose_preset(port: PortJob) -> str | None:
     """Our preset that the new command begins with."""
     name, dialect = port.config_name, port.chosen.dialect
+    nearest = port.chosen.script.preset(port.values) or ""
     if not name:
-        return port.chosen.script.preset(port.values)
+        return name_preset(nearest) or nearest or None
     own = dialect.presets.get(name)
-    for choice in (own, name):
-        if choice and has_preset(choice):
-            return choice
+    for choice in filter(None, (own, name)):
+        found = name_preset(choice)
+        if found:
+            return found
     if not port.config_known:
         port.warnings.append(
-            f"--config {name}: no preset is called that here; `phalanx port --configs configs.yml` "
-            "turns the entries of that file into presets"
+            f"--config {name}: no preset is called that here; `phalanx port --configs configs.yml "
+            "--save presets` turns the entries of that file into presets"
         )
         return name
-    return own or port.chosen.script.preset(port.values)
-
-
-def _list_entries(port: _Port) -> list[_Entry]:
-    """Everything the command says or implies, what counts least first."""
-    values, script = port.values, port.chosen.script
-    found: list[_Entry] = []
-    if port.config_known and not port.chosen.matched.wants_help:
-        for fact in script.facts(values):
-            entry = _Entry("", Effect(flags=fact.flags, why=fact.why), "computed", "program")
-            found.append(entry)
-    for option in script.options:
-        if not values.is_given(option.name) and port.config_known:
-            text = values.text(option.name)
-            if text:
-                shown = f"no --{option.name}" if text == "false" else f"--{option.name} {text}"
-                found.append(_apply(option, text, values, shown, "default"))
-    for option in script.options:
-        if option.name in values.config and option.name not in values.given:
-            text = values.config[option.name]
-            shown = f"--{option.name} {text}".removesuffix(" true")
-            found.append(_apply(option, text, values, shown, "config"))
-    found += _list_variables(port)
-    for one in (*port.old.launcher_options, *port.old.profiler_options):
-        found.append(_apply(one.option, one.text, values, one.written, "launcher"))
-    found += _list_script(port)
-    for one in port.chosen.matched.given:
-        found.append(_apply(one.option, one.text, values, one.written, "command"))
-    return found
-
-
-def _list_script(port: _Port) -> list[_Entry]:
-    """What is to say about the script as a whole."""
-    about = port.chosen.script.about
-    entry = _Entry(port.old.script_name, Effect(why=about), "elsewhere", "command")
-    return [entry] if about else []
-
-
-def _list_variables(port: _Port) -> list[_Entry]:
-    """What became of the variables before the command."""
-    found = []
-    facts = port.values.launch
-    for name, text in port.old.environment.items():
-        kept = Effect(variables={name: text}, why=_KEPT_VARIABLE)
-        effect = VARIABLES[name](text) if name in VARIABLES else kept
-        kind: OutcomeKind = effect.kind or ("renamed" if name in VARIABLES else "kept")
-        found.append(_Entry(f"{name}={text}", effect, kind, "environment"))
-    if facts.name == "TF_CONFIG":
-        hosts = [host.partition(":")[0] for host in facts.hosts]
-        launch = {"host": ",".join(hosts)}
-        port_number = facts.hosts[0].partition(":")[2]
-        launch |= {"master-port": port_number} if port_number else {}
-        why = "once, from one host: phalanx launch starts all of them"
-        found.append(_Entry("TF_CONFIG", Effect(launch=launch, why=why), "computed", "environment"))
-    return found
-
-
-def _apply(option: OldOption, text: str, values: OldValues, old: str, source: str) -> _Entry:
-    """The effect of one option."""
-    outcome: Outcome = option.outcome
-    effect = outcome.apply(text, values)
-    kind = effect.kind or outcome.kind
-    if outcome.kind == kind == "kept" and not effect.flags:
-        effect = replace(effect, flags={option.name: text})
-    return _Entry(old, effect, kind, source)
-
-
-def _merge_flags(entries: Sequence[_Entry]) -> dict[str, str]:
-    """The flags of all entries, later layers over earlier ones; an empty value takes one away."""
-    merged: dict[str, str] = {}
-    for entry in entries:
-        for name, text in entry.effect.flags.items():
-            merged[name] = text
-    return {name: text for name, text in merged.items() if text}
-
-
-def _order(flags: Mapping[str, str], entries: Sequence[_Entry]) -> dict[str, str]:
-    """The flags in the order of the old command, then what config, default and program add."""
-    order = [
-        name
-        for source in reversed(_LAYERS)
-        for e in entries
-        if e.source == source
-        for name in e.effect.flags
-    ]
-    return {name: flags[name] for name in dict.fromkeys(order) if name in flags}
+    return own or nearest or None
 
 
 def _choose_taken(known: Collection[str], flags: Mapping[str, str], *, named: bool) -> set[str]:
@@ -351,29 +278,33 @@ def _choose_taken(known: Collection[str], flags: Mapping[str, str], *, named: bo
 
 
 def _build_rows(
-    entries: Sequence[_Entry],
+    entries: Sequence[LayerEntry],
     has: Mapping[str, object],
     command: NewCommand,
     taken: Collection[str],
 ) -> list[PortedRow]:
     """A row for each thing the command says, and for each implied one that adds to it."""
-    flags = _merge_flags(entries)
+    flags = merge_flags(entries)
     is_model = command.flags.get(TARGET, "") == has.get("model")
     already = "as it is by default" if is_model else "as the preset has it"
     last = {name: entry for entry in entries for name in entry.effect.flags}
     rows = []
-    for entry in (e for source in reversed(_LAYERS) for e in entries if e.source == source):
+    for entry in (e for source in reversed(LAYERS) for e in entries if e.source == source):
         own = {n: t for n, t in entry.effect.flags.items() if flags.get(n) == t}
         written = {n: t for n, t in own.items() if n in taken}
-        is_said = entry.source in _SAID
+        is_said = entry.source in SAID
         added = {n: t for n, t in written.items() if not is_same_value(n, t, has)}
         shown = written if is_said else {n: t for n, t in added.items() if last[n] is entry}
         if not (is_said or shown or entry.effect.variables):
             continue
         words = NewCommand("", dict(shown)).words + command.spell_around(entry.effect)
         why, kind = entry.effect.why, entry.kind
+        overruled = {n: flags[n] for n in entry.effect.flags if n not in own and n in flags}
         if own and not written:
             why, kind = "the new command has no use for it", "nothing"
+        elif is_said and overruled and not own:
+            counts = " ".join(NewCommand("", overruled).words)
+            why = "; ".join(filter(None, [why, f"{counts} counts, which is said elsewhere"]))
         elif is_said and written and not added:
             why = "; ".join(filter(None, [why, already]))
         old = " ".join(entry.old.split())

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from math import isclose, prod
 
-from phalanx.config.presets import find_preset
+from phalanx.config.presets import find_old_preset, find_preset
 from phalanx.config.read import EXCLUSIVE, MODEL_DEFAULTS, read_settings
 from phalanx.config.text import parse_option_text
 from phalanx.errors import ConfigError
@@ -13,10 +13,23 @@ _LENGTHS = ("warmup-epoch", "lr-decay-length", "lr-decay-period", "lr-epoch-deca
 _AUTOMATIC = {"gradient-accumulation": 1}  # what an option is that nobody gave
 
 
-def has_preset(name: str) -> bool:
-    """Whether a preset or a file is found by that name, an old one included."""
+def name_preset(name: str) -> str | None:
+    """The name by which a preset or file of ours is found, if any.
+
+    An entry of ./configs.yml in the words of an older program is none, and hides none.
+    """
     try:
-        find_preset(name)
+        preset = find_preset(name)
+        if preset.entry_name is None or _is_readable(name):
+            return name
+        return find_old_preset(name).full_name
+    except ConfigError:
+        return None
+
+
+def _is_readable(name: str) -> bool:
+    try:
+        read_settings(name)
     except ConfigError:
         return False
     return True

@@ -1,0 +1,122 @@
+"""The plan of a ported command, without torch, and what it lacks here."""
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phalanx.catalog.models import MODELS
+from phalanx.cli.command import ALL_OPTIONS, REGISTERED, parse_args
+from phalanx.dialects.table import TARGET
+from phalanx.errors import DataError, UserError
+from phalanx.plan.pipeline import count_stages
+from phalanx.port.new_command import expand_variables, find_variables
+from phalanx.port.ported import Ported
+from phalanx.port.preset_values import name_preset
+
+if TYPE_CHECKING:
+    from phalanx.assemble.dataset_summary import PlannedRun
+
+_ABOUT_A_RUN = ("resume", "fork")
+_PUBLISHED = "; the plan goes by published counts"
+
+
+@dataclass(frozen=True)
+class PortedPlan:
+    """The plan of a new command, or why there is none."""
+
+    planned: "PlannedRun | None" = None
+    problem: str = ""
+    absent: tuple[str, ...] = ()  # data that should be in its folder, and is not
+
+
+def list_flags(name: str) -> Collection[str]:
+    """The flags of a command of ours, without dashes."""
+    from phalanx.cli.main import COMMANDS
+
+    if name not in COMMANDS:
+        return ALL_OPTIONS
+    import_module(f"phalanx.cli.{COMMANDS[name][0]}")
+    found = REGISTERED[name]
+    return {*found.options, *(a.name.removeprefix("--") for a in found.arguments)}
+
+
+def add_absences(answer: Ported) -> Ported:
+    """The answer with warnings about data and runs that are not here."""
+    flags, environment = answer.command.flags, {**answer.command.variables, **os.environ}
+    target = flags.get(TARGET, "")
+    about_run = answer.command.name in ("validate", "average") and target not in MODELS
+    about_run = about_run and not name_preset(target)
+    names = [*_ABOUT_A_RUN, *([TARGET] if about_run else [])]
+    found = []
+    for name in ("data-dir", *names):
+        path = expand_variables([flags.get(name, "")], environment)[0]
+        if path and not Path(path).expanduser().exists():
+            what = "folder" if name == "data-dir" else "run"
+            planned = _PUBLISHED * (what == "folder" and answer.command.name == "train")
+            found.append(f"{path}: there is no such {what} here{planned}")
+    unset = [name for name in find_variables(answer.command.words) if name not in environment]
+    found += [f"${name}: is not set here; set it before you run the command" for name in unset]
+    return replace(answer, warnings=(*answer.warnings, *found))
+
+
+def plan_ported(answer: Ported) -> PortedPlan:
+    """The plan of a training command, without torch, and without data that is not here."""
+    flags = answer.command.flags
+    if answer.command.name != "train" or not flags.keys().isdisjoint({*_ABOUT_A_RUN, "help"}):
+        return PortedPlan()
+    if answer.config and not name_preset(flags[TARGET]):  # which a warning says
+        return PortedPlan()
+    list_flags("train")
+    environment = {**answer.command.variables, **os.environ}
+    inner = answer.command.words
+    inner = inner[inner.index("--") + 1 :] if inner[0] == "launch" else inner
+    args = parse_args(REGISTERED["train"], expand_variables(inner[1:], environment))
+    folder = args.flags.get("data-dir")
+    if folder and not Path(folder).expanduser().is_dir():
+        del args.flags["data-dir"]
+
+    from phalanx.assemble.dataset_summary import plan_new_run
+
+    absent: tuple[str, ...] = ()
+    try:
+        try:
+            settings = args.read_settings()
+            planned = plan_new_run(settings, without_data=True, without_torch=True)
+        except DataError as error:  # the folder is there, and the data is not in it
+            if args.flags.pop("data-dir", None) is None:
+                raise
+            absent = (f"{error}{_PUBLISHED}",)
+            settings = args.read_settings()
+            planned = plan_new_run(settings, without_data=True, without_torch=True)
+    except UserError as error:
+        return PortedPlan(problem=str(error))
+    return PortedPlan(planned, absent=absent)
+
+
+def list_ported_plan(plan: PortedPlan) -> list[tuple[str, str]]:
+    """The plan as `phalanx plan` prints it."""
+    if plan.planned is None:
+        return []
+    from phalanx.cli.plan import list_plan_rows
+
+    settings, numbers, dataset = plan.planned
+    rows = list_plan_rows(settings, numbers, None, dataset)
+    stages = count_stages(settings.config)
+    if stages > 1 and not any(name == "stages" for name, _ in rows):
+        rows.append(("stages", f"{stages} of about the same cost; `phalanx plan` finds where"))
+    return rows
+
+
+def to_facts(answer: Ported, plan: PortedPlan) -> dict[str, Any]:
+    """The answer as plain values."""
+    planned = plan.planned
+    more: dict[str, Any] = {
+        "plan": planned.plan.facts() if planned else None,
+        "problem": plan.problem or None,
+    }
+    more["resolved"] = planned.settings.config.flat() if planned else None
+    more["notes"] = list(planned.plan.warnings) if planned else []
+    return {**answer.facts(), **more}
