@@ -20,6 +20,7 @@ CARD = "document.querySelector('.card{} {}')"
 def test_a_dropped_image_is_shown_as_the_network_saw_it_with_its_classes(browser, script, photo):
     browser.drop(photo)
     browser.wait_for(f"{DONE.format(1)} && {CARD.format('', '.seen')}.naturalWidth == 28")
+    browser.wait_for("find('model-facts').textContent.includes('resnet8')")  # asked for on its own
     text = browser.text()
     assert "a photo.jpg" in text and "as the network saw it, 28\xa0\xd7\xa028\xa0pixels" in text
     assert re.search(r"Ankle boot\s+87\.3 %\s+<b>Sneaker</b>\s+8\.1 %", text)
