@@ -60,19 +60,26 @@ def stop_at_step(words: list[str], run: Path, step: int, number: signal.Signals)
     assert "stopped after step" in err
 
 
+# log points only at the end of each epoch: the sums since the last one must survive the stop
+RARELY_LOGGED = {"epochs": 60, "logs_per_epoch": "1", "ckpts_per_epoch": "1/2"}
+
+
+@pytest.fixture(scope="module")
+def rarely_logged(digits, tmp_path_factory):
+    run = tmp_path_factory.mktemp("rarely") / "whole"
+    assert main(small_run(digits, run, **RARELY_LOGGED)) == 0
+    return run
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_the_resume_is_the_same_as_never_stopping(
-    straight, digits, tmp_path, number
+    rarely_logged, digits, tmp_path, number
 ):
     run = tmp_path / "run"
-    # log points only at the end of each epoch: the sums since the last one must survive the stop
-    words = small_run(digits, run, epochs=60, logs_per_epoch="1", ckpts_per_epoch="1/2")
-    stop_at_step(words, run, 18, number)
+    stop_at_step(small_run(digits, run, **RARELY_LOGGED), run, 18, number)
     assert not (run / "summary.json").exists()
     assert main(["train", "--resume", str(run)]) == 0
-    whole = tmp_path / "whole"
-    assert main(small_run(digits, whole, epochs=60, logs_per_epoch="1", ckpts_per_epoch="1/2")) == 0
-    assert_same_run(whole, run)
+    assert_same_run(rarely_logged, run)
 
 
 def test_a_second_sigint_leaves_at_once(digits, tmp_path):

@@ -332,6 +332,7 @@ def test_the_suggestion_divides_the_global_batch():
 # --- determinism ---
 
 
+@pytest.mark.slow
 def test_the_cost_of_determinism_is_told_with_pairs_and_interval(tiny, capsys):
     assert main(["bench", "determinism", *tiny, "--pairs=3", "--steps=2", "--json"]) == 0
     out, err = capsys.readouterr()
