@@ -95,7 +95,7 @@ def test_a_misspelt_preset_names_the_near_one():
         read_settings("dmeo")
     with pytest.raises(
         ConfigError,
-        match=r"zzz: .*; none of the \d+ known names is close to it; `phalanx presets ls` lists",
+        match=r"zzz: .*; none of the \d+ known names is close to it \(`phalanx presets ls` lists",
     ):
         read_settings("zzz")
 
@@ -178,7 +178,7 @@ def test_a_misspelt_old_name_is_answered_by_a_near_one():
     with pytest.raises(
         ConfigError,
         match=r"mk2_resnet50_bn_16ipu: no preset is called that; did you mean "
-        r"'mk2_resnet50_bn_16ipus'\?; `phalanx presets ls` lists ours, and with --old",
+        r"'mk2_resnet50_bn_16ipus'\? \(`phalanx presets ls` lists ours, and with --old",
     ):
         read_settings("mk2_resnet50_bn_16ipu")
     with pytest.raises(

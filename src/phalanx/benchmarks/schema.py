@@ -113,7 +113,7 @@ def _describe_unknown(name: str, known: list[str]) -> str:
     parts = [part for part in name.replace("_", "-").lower().split("-") if part]
     alike = [other for other in known if all(part in other.lower() for part in parts)]
     way_out = f"there are {', '.join(alike[:6])}" if parts and alike else suggest(name, known)
-    return f"--benchmark {name}: no benchmark is called that; {way_out}; --dry-run lists them"
+    return f"--benchmark {name}: no benchmark is called that; {way_out} (--dry-run lists them)"
 
 
 def build_variants(

@@ -88,7 +88,7 @@ def find_old_preset(
             none = "no preset is called that"
             listed = "`phalanx presets ls` lists ours, and with --old those of older applications"
         known = dict.fromkeys([*others, *(preset.name for preset in presets)])
-        raise ConfigError(f"{name}: {none}; {suggest(name, known)}; {listed}")
+        raise ConfigError(f"{name}: {none}; {suggest(name, known)} ({listed})")
     choices = [f"{one.full_name} ({APPLICATIONS[one.application]})" for one in found]
     if len(found) > 1:
         raise ConfigError(
