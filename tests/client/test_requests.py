@@ -8,6 +8,7 @@ import time
 import pytest
 
 from phalanx.client.connection import Connection, NoAnswer, parse_address
+from phalanx.client.images import collect_validation
 from phalanx.client.load import LoadOptions, send_images
 from phalanx.client.protocols import ServedModel
 from phalanx.client.results import describe_latency, describe_result
@@ -236,3 +237,16 @@ def test_what_is_no_address_is_refused(text):
 def test_a_key_in_the_address_is_sent_to_the_file():
     with pytest.raises(ConfigError, match="give the key by --api-key-file"):
         parse_address("http://user:key@host")
+
+
+@pytest.mark.parametrize(
+    ("preset", "why"),
+    [
+        ("synthetic-resnet50", "(synthetic) is noise"),
+        ("imagenet-resnet50", "(imagenet) is not here"),
+    ],
+)
+def test_a_preset_without_images_sends_those_that_come_along(preset, why):
+    found = collect_validation(preset, {}, count=2)
+    assert len(found) == 2 and found.labels == [None, None]
+    assert found.note == f"{preset}: its data {why}: sending images that come with Phalanx"

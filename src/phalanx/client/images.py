@@ -117,7 +117,8 @@ def collect_validation(name: str, flags: Mapping[str, str], *, count: int) -> Re
     is_missing = DATASETS[data].needs_folder and config.data.data_dir is None
     if isinstance(target, Settings) and (is_missing or data in MADE_UP):
         found = _choose_images(open_embedded("valid"), count)
-        note = f"{name}: its data ({data}) is not here: sending images that come with Phalanx"
+        why = "is noise" if data in MADE_UP else "is not here"
+        note = f"{name}: its data ({data}) {why}: sending images that come with Phalanx"
         return replace(found, labels=[None] * len(found), note=note)
     if data in MADE_UP:
         raise DataError(f"{name}: was trained on noise, which is not sent; name images of your own")
