@@ -2,7 +2,7 @@
 
     python scripts/converge.py DIR --out RUNS.json [--models resnet50,efficientnet_b0]
         [--sides phalanx,timm] [--seeds 0,1,2] [--epochs 10] [--image-size 128] [--seconds 560]
-        [--together] [--workers 4] [--equal-heads]
+        [--together] [--workers 4]
     python scripts/converge.py --table RUNS.json...
 
 DIR has train/CLASS/*.jpg and val/CLASS/*.jpg. Every run is a process of its own, `phalanx train`
@@ -13,9 +13,8 @@ machine has cold caches and counts apart.
 
 Runs that RUNS.json has already are not repeated, and none begins that would not end in time: a
 second call goes on. With --together all that are missing run at the same time, those of timm
-without compiling: their scores count, their wall clocks do not. With --equal-heads timm's last
-layer starts as ours does, by torch's own rule; that of its EfficientNets starts with larger
-weights. The second form prints the table of one file or several.
+without compiling: their scores count, their wall clocks do not. The second form prints the table
+of one file or several.
 """
 
 import argparse
@@ -166,10 +165,9 @@ class Plan:
             return None
         recipe = {**COMMON, **RECIPES[name["model"]], **name}
         recipe |= {"data_dir": str(words.dir.resolve()), "device": words.device}
-        recipe |= {"compiled": not words.together, "equal_heads": words.equal_heads}
+        recipe["compiled"] = not words.together
         recipe |= {"every": max(1, words.epochs // SCORED), "workers": words.workers}
         how = {"machine": MACHINE, "first": not before, "together": words.together}
-        how["equal_heads"] = words.equal_heads
         return Run({**name, **how}, recipe)
 
     def finish(self, run: Run | None) -> None:
@@ -236,7 +234,6 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=560.0)
     parser.add_argument("--together", action="store_true", help="for scores alone")
-    parser.add_argument("--equal-heads", action="store_true", help="timm's starts as ours does")
     parser.add_argument("--workers", type=int, default=0, help="of a loader; 0 for all cores")
     parser.add_argument("--device", default="", help="of Phalanx; its own choice by default")
     parser.add_argument("--table", type=Path, nargs="+", metavar="RUNS.json")

@@ -97,8 +97,6 @@ def train(recipe: dict[str, Any]) -> dict[str, Any]:
     torch.backends.cudnn.benchmark = True
     loaders = {split: open_loader(recipe, split) for split in ("train", "val")}
     made = timm.create_model(recipe["model"], num_classes=len(loaders["train"].dataset.classes))
-    if recipe["equal_heads"]:
-        made.get_classifier().reset_parameters()
     model = made.to("cuda", memory_format=torch.channels_last).train()
     optimizer = build_optimizer(model, recipe)
     forward = torch.compile(model, mode="reduce-overhead") if recipe["compiled"] else model

@@ -194,6 +194,13 @@ def test_a_grouped_convolution_starts_by_the_outputs_a_weight_reaches():
     assert 0 < model.fc.bias.abs().max() <= bound
 
 
+def test_the_head_of_an_efficientnet_starts_by_its_classes():
+    model = build_model(MODELS["efficientnet_b0"], num_classes=25)
+    initialise(model, 0, zero_residual=False)
+    assert 0.98 / 5 < model.classifier.weight.abs().max() <= 1 / 5
+    assert not model.classifier.bias.any()
+
+
 @pytest.mark.parametrize("name", ["resnet8", "resnet11"])
 @pytest.mark.parametrize("norm", [Norm(), Norm(type="group", groups=4), Norm(type="none")])
 def test_zero_init_starts_blocks_as_their_shortcut(name, norm):

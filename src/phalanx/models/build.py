@@ -57,7 +57,7 @@ def initialise(model: nn.Module, seed: int, *, zero_residual: bool) -> None:
         if isinstance(module, nn.Conv2d):
             _init_conv(module, seed, name)
         elif isinstance(module, nn.Linear):
-            _init_linear(module, seed, name)
+            _init_linear(module, seed, name, by_outputs=isinstance(model, EfficientNet))
     if isinstance(model, Airbench):
         model.start_as_identity()
     for module in model.modules() if zero_residual else ():
@@ -75,14 +75,14 @@ def _init_conv(conv: nn.Conv2d, seed: int, name: str) -> None:
         nn.init.zeros_(conv.bias)
 
 
-def _init_linear(linear: nn.Linear, seed: int, name: str) -> None:
-    """Uniform values within 1 / sqrt(inputs)."""
-    bound = 1 / math.sqrt(linear.in_features)
-    for key, weight in (("weight", linear.weight), ("bias", linear.bias)):
-        if weight is not None:
-            drawn = torch.empty(weight.shape)
-            drawn.uniform_(-bound, bound, generator=_generator(seed, f"{name}.{key}"))
-            weight.copy_(drawn)
+def _init_linear(linear: nn.Linear, seed: int, name: str, *, by_outputs: bool) -> None:
+    """Uniform values within 1 / sqrt(inputs); by_outputs: within 1 / sqrt(outputs), no bias."""
+    bound = 1 / math.sqrt(linear.out_features if by_outputs else linear.in_features)
+    bounds = {"weight": bound, "bias": 0.0 if by_outputs else bound}
+    for key, weight in linear.named_parameters():
+        drawn = torch.empty(weight.shape)
+        drawn.uniform_(-bounds[key], bounds[key], generator=_generator(seed, f"{name}.{key}"))
+        weight.copy_(drawn)
 
 
 def _generator(seed: int, name: str) -> torch.Generator:
