@@ -215,6 +215,22 @@ def test_every_tile_of_a_product_agrees(tile, half, device, monkeypatch):
         near(found, F.silu(F.conv2d(x.double(), weight.double(), bias.double())))
 
 
+@pytest.mark.filterwarnings("ignore:overflow")  # which numpy says in Triton's interpreter
+@pytest.mark.parametrize(("device", "half"), PRODUCTS)
+def test_silu_far_from_zero(device, half):
+    far = [-6e4, -200.0, -88.0, -20.0, 0.0, 20.0, 200.0, 6e4]
+    bias = torch.tensor(far, device=device)
+    x, weight = (
+        image(1, 8, 3, 3, half=half, device=device),
+        torch.zeros(8, 8, 1, 1).to(device, half),
+    )
+    rest = ([bias, bias.to(half)], None, None, ways.Geometry(), ways.SILU)
+    out = torch.full_like(x, float("nan"))
+    found = ways.Convolution(x, [weight], *rest).find_ways(out)["own"]()
+    wanted = F.silu(bias.double()).to(half)[None, :, None, None].expand_as(found)
+    torch.testing.assert_close(found, wanted, rtol=torch.finfo(half).eps, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("images", "channels", "wide", "edge", "tile"),
     [

@@ -20,7 +20,8 @@ def activate(z, ACT: tl.constexpr):
     if ACT == _RELU6:
         z = tl.minimum(tl.maximum(z, 0.0), 6.0)
     if ACT == SILU:
-        z = z / (1.0 + tl.exp(-z))
+        root = tl.rsqrt(1.0 + tl.exp2(z * -1.4426950408889634))  # half as long as a division
+        z *= root * root
     return z
 
 
