@@ -4,6 +4,7 @@ Which comes first, and with which tile, follows from the shape, by rules that we
 H200: the same at every time.
 """
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,18 +23,29 @@ ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, F.relu, F.si
 GROUPED_BLOCK = 32  # channels that a program of a grouped convolution sees
 SQUARE = 16  # channels of a stem's squares
 _SMALL = 4e8  # multiplications; below, what counts is how many programs share them
+_WIDE = 1.2e6  # results of a product that keep a device busy in large tiles, however few it adds up
 _MOST_TILES = 1 << 14  # of a product whose sums are split
 _LARGEST = 2**31  # elements that 32-bit offsets reach
 _FEW_ROWS = 64  # of a product that a library is not good at
 
-_LARGE_TILES = make_tiles(
-    "BM BN BK SPLITS", (128, 64, 64, 1, 4, 3), (128, 128, 64, 1, 8, 3), (128, 32, 32, 1, 4, 4)
+LARGE_TILES = make_tiles(
+    "BM BN BK SPLITS",
+    *((128, 64, 64, 1, 4, 3), (128, 128, 64, 1, 8, 3)),
+    *((128, 32, 32, 1, 4, 4), (128, 64, 32, 1, 4, 4)),
 )
 SMALL_TILES = make_tiles(
     "BM BN BK SPLITS",
     *((32, 32, 64, 1, 4, 4), (64, 32, 64, 1, 4, 4), (32, 32, 128, 1, 4, 4)),
     *((32, 32, 64, 4, 4, 4), (64, 32, 128, 8, 4, 3)),
 )
+GATED_TILES = make_tiles(
+    "BM BN BK SPLITS",
+    *((32, 32, 64, 1, 4, 4), (64, 32, 64, 1, 4, 3), (128, 32, 32, 1, 4, 4)),
+    *((64, 64, 64, 1, 4, 3), (128, 128, 64, 1, 8, 3), (32, 32, 64, 4, 4, 4)),
+)
+# which of them below how many tiles of 32 rows and columns, by columns: up to 32, and more
+_NARROW_GATED = ((256, 0), (1400, 1), (math.inf, 2))
+_WIDE_GATED = ((256, 0), (800, 1), (5000, 3), (math.inf, 4))
 _GROUPED_TILE, _SMALL_GROUPED_TILE = make_tiles(
     "BM BN BK SPLITS", (128, 32, 32, 1, 4, 4), (32, 32, 32, 1, 4, 4)
 )
@@ -131,12 +143,16 @@ class Convolution:
     def _kernel(self) -> int:
         return self.weights[0].shape[2]
 
+    @property
+    def _is_product(self) -> bool:
+        return self._kernel == 1 and self.move.stride == 1
+
     def find_ways(self, out: Tensor) -> dict[str, Callable[[], Tensor]]:
         """All that can do it, best first; kernels write to `out`, libraries to memory anew."""
         if not runs_kernels(self.x) or not fits(self.x, out):
             return {"apart": self._apart}
         x, move, wide = self.x, self.move, out.shape[1]
-        is_product = self._kernel == 1 and move.stride == 1
+        is_product = self._is_product
         by_library = x.is_cuda and self.gate is None and self.act in (NONE, RELU)
         large = self._is_large(out)
         ways: dict[str, Callable[[], Tensor]] = {}
@@ -196,7 +212,7 @@ class Convolution:
             *(self.x, weight, nothing, self._added, nothing if self.gate is None else self.gate),
             *(out, part, counters(out.device), rows, *self.x.shape[2:], *out.shape[2:]),
         )
-        grid = (-(-rows // tile["BM"]) * -(-wide // tile["BN"]), tile["SPLITS"])
+        grid = (self._count_tiles(tile, rows, wide), tile["SPLITS"])
         gate = int(self.gate is not None)
         launch(
             "phalanx.inference.layers_fused.convolve",
@@ -230,8 +246,12 @@ class Convolution:
     def _choose_tile(self, rows: int, wide: int, *, large: bool) -> Tile:
         if self.move.groups > 1:
             return _GROUPED_TILE if large else _SMALL_GROUPED_TILE
+        if self.gate is not None:
+            return self._choose_gated(rows, wide)
+        if self._is_product and (large or rows * wide >= _WIDE):
+            return self._choose_wide(wide, large=large)
         if large:
-            return _LARGE_TILES[2 if wide <= 32 else int(wide % 128 == 0 and self.add is None)]
+            return LARGE_TILES[2 if wide <= 32 else int(wide % 128 == 0 and self.add is None)]
         best = 0
         if self._kernel == 1:
             best = 1 if rows >= 512 else 2 if self._depth >= 1024 else 0
@@ -240,9 +260,33 @@ class Convolution:
         tile = SMALL_TILES[best]
         return tile if tile["SPLITS"] == 1 or self._can_split(tile, rows, wide) else SMALL_TILES[0]
 
+    def _choose_wide(self, wide: int, *, large: bool) -> Tile:
+        """The tile of a product with many results: steps of 32 where one of 64 is half empty."""
+        if wide <= 32:
+            return LARGE_TILES[2]
+        if large and wide % 128 == 0 and self.add is None and self._depth >= 192:
+            return LARGE_TILES[1]
+        return LARGE_TILES[3 if (self._depth - 1) % 64 < 32 else 0]
+
+    def _choose_gated(self, rows: int, wide: int) -> Tile:
+        """The tile of a gated product; sums are split where they are long and tiles are few."""
+        tiles = self._count_tiles(GATED_TILES[0], rows, wide)
+        if self._depth >= 16 * tiles and self._can_split(GATED_TILES[-1], rows, wide):
+            return GATED_TILES[-1]
+        table = _NARROW_GATED if wide <= 32 else _WIDE_GATED
+        best = next(place for most, place in table if tiles < most)
+        if best == 4 and min(rows // self.x.shape[0], wide) <= 64:  # a tile would be half empty
+            best = 3
+        return GATED_TILES[best]
+
+    def _count_tiles(self, tile: Tile, rows: int, wide: int) -> int:
+        """Tiles of a product; those of a gated one are of one image each."""
+        images = 1 if self.gate is None else self.x.shape[0]
+        return images * -(-rows // images // tile["BM"]) * -(-wide // tile["BN"])
+
     def _can_split(self, tile: Tile, rows: int, wide: int) -> bool:
         """Whether each program has something to add up, and each tile a counter."""
-        blocks = -(-rows // tile["BM"]) * -(-wide // tile["BN"])
+        blocks = self._count_tiles(tile, rows, wide)
         return tile["SPLITS"] * tile["BK"] <= self._depth and blocks <= _MOST_TILES
 
     def _by_rows(self, out: Tensor) -> Tensor:

@@ -13,14 +13,13 @@ from torch import Tensor, nn
 
 from phalanx.inference.conv_ops import convolve_and_activate, expand_groups
 from phalanx.inference.conv_ways import NONE, RAW, RELU, RELU6, SILU, Geometry
+from phalanx.inference.depthwise_ops import filter_channels, squeeze_and_excite
 from phalanx.inference.unit_ops import (
     activate_and_pool,
     average_pixels,
     empty_squares,
-    filter_channels,
     fold_into_squares,
     gather_squares,
-    squeeze_and_excite,
 )
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual, SqueezeExcite
 from phalanx.models.layers import Dropout, GlobalAvgPool, SameConv2d, pad_same

@@ -9,18 +9,19 @@ C // 8 so that loads stay 16 bytes wide. Offsets are 32 bits wide.
 import triton
 import triton.language as tl
 
-_NONE, _RELU, _SILU, _RELU6, _RAW = (tl.constexpr(i) for i in range(5))
+_NONE, _RELU, SILU, _RELU6, _RAW = (tl.constexpr(i) for i in range(5))
 
 
 @triton.jit
-def _activate(z, ACT: tl.constexpr):
+def activate(z, ACT: tl.constexpr):
     """The activation of float32 values."""
     if ACT == _RELU:
         z = tl.maximum(z, 0.0)
     if ACT == _RELU6:
         z = tl.minimum(tl.maximum(z, 0.0), 6.0)
-    if ACT == _SILU:
-        z = z / (1.0 + tl.exp(-z))
+    if ACT == SILU:
+        root = tl.rsqrt(1.0 + tl.exp2(z * -1.4426950408889634))  # half as long as a division
+        z *= root * root
     return z
 
 
@@ -33,7 +34,7 @@ def _finish(acc, bias, add, out, m, n, M, N, ADD: tl.constexpr, ACT: tl.constexp
         acc += tl.load(bias + n, mask=okn, other=0.0)[None, :]
     if ADD:
         acc += tl.load(add + o, mask=ok, other=0.0).to(tl.float32)
-    tl.store(out + o, _activate(acc, ACT).to(out.dtype.element_ty), mask=ok)
+    tl.store(out + o, activate(acc, ACT).to(out.dtype.element_ty), mask=ok)
 
 
 @triton.jit
@@ -54,6 +55,29 @@ def _add_split(acc, part, count, m, n, M, N, split, SPLITS, BM: tl.constexpr, BN
     return acc, last
 
 
+@triton.jit
+def _find_rows(row, M, PIXELS, GATE: tl.constexpr, BM: tl.constexpr):
+    """The results of a tile, M for none; GATE: those of one image, which is the second."""
+    m, image = row * BM + tl.arange(0, BM), 0
+    if GATE:
+        each = tl.cdiv(PIXELS, BM)
+        image = row // each
+        m -= image * each * BM
+        m = tl.where(m < PIXELS, image * PIXELS + m, M)
+    return m, image
+
+
+@triton.jit
+def _find_corners(m, H, W, HO, WO, TAPS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr):
+    """Row, column and place of the first pixel that each result sees; of a product, the place."""
+    top, left, place = m, m, m
+    if (TAPS > 1) | (STRIDE > 1) | (PAD > 0):
+        image, h, wide = m // (HO * WO), (m // WO) % HO, m % WO
+        top, left = h * STRIDE - PAD, wide * STRIDE - PAD
+        place = (image * H + top) * W + left
+    return top, left, place
+
+
 @triton.jit(do_not_specialize=["M", "H", "W", "HO", "WO"])
 def convolve(
     x, w, bias, add, gate, out, part, count, M, H, W, HO, WO,
@@ -66,23 +90,26 @@ def convolve(
 
     w is [N, KH, KW, C]; a view has C channels of pixels that are PITCH apart. GROUPED: BN channels
     see the same BN channels of x only, and C = BK = BN. GATE: one factor for each image and
-    channel. SPLITS programs share the sum of one tile.
+    channel, and a tile of rows is of one image. SPLITS programs share the sum of one tile.
     """
     STEPS: tl.constexpr = (C + BK - 1) // BK
     ALL: tl.constexpr = KH * KW * STEPS
     WHOLE: tl.constexpr = C % BK == 0
     blocks: tl.constexpr = (N + BN - 1) // BN
     row, column, split = tl.program_id(0) // blocks, tl.program_id(0) % blocks, tl.program_id(1)
-    m, n = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
+    n = column * BN + tl.arange(0, BN)
+    m, image = _find_rows(row, M, HO * WO, GATE, BM)
     inside, okn = m < M, n < N
-    image, h, wide = m // (HO * WO), (m // WO) % HO, m % WO
-    top, left = h * STRIDE - PAD, wide * STRIDE - PAD
-    place = ((image * H + top) * W + left) * PITCH
+    top, left, place = _find_corners(m, H, W, HO, WO, KH * KW, STRIDE, PAD)
+    place *= PITCH
     if GROUPED:
         place += column * BN
     acc = tl.zeros((BM, BN), tl.float32)
     for step in range(split * ALL // SPLITS, (split + 1) * ALL // SPLITS):
-        tap, k = step // STEPS, (step % STEPS) * BK + tl.arange(0, BK)
+        if KH * KW == 1:
+            tap, k = 0, step * BK + tl.arange(0, BK)
+        else:
+            tap, k = step // STEPS, (step % STEPS) * BK + tl.arange(0, BK)
         down, right = tap // KW, tap % KW
         ok = inside
         if PAD > 0:
@@ -98,8 +125,7 @@ def convolve(
             rows = tl.load(x + source, mask=ok[:, None] & okk, other=0.0)
             weights = tl.load(w + target, mask=okn[:, None] & okk, other=0.0)
         if GATE:
-            factor = gate + image[:, None] * C + k[None, :]
-            rows *= tl.load(factor, mask=ok[:, None] & (k < C)[None, :], other=0.0)
+            rows *= tl.load(gate + image * C + k, mask=k < C, other=0.0)[None, :]
         acc = tl.dot(rows, tl.trans(weights), acc)
     if SPLITS > 1:
         counter = count + tl.program_id(0)
@@ -130,7 +156,7 @@ def convolve_rows(
         acc = tl.dot(rows, weights) + shift
         if ADD:
             acc += added.to(tl.float32)
-        tl.store(out + o, _activate(acc, ACT).to(out.dtype.element_ty), mask=ok)
+        tl.store(out + o, activate(acc, ACT).to(out.dtype.element_ty), mask=ok)
 
 
 @triton.jit(do_not_specialize=["M", "P"])
@@ -164,7 +190,7 @@ def convolve_ahead(
         acc += tl.load(bias + n)[None, :]
         if ADD:
             acc += added.to(tl.float32)
-        tl.store(out + o, _activate(acc, ACT).to(out.dtype.element_ty), mask=ok)
+        tl.store(out + o, activate(acc, ACT).to(out.dtype.element_ty), mask=ok)
 
 
 @triton.jit(do_not_specialize=["M", "C8"])
@@ -198,7 +224,7 @@ def activate_and_pool(
             value = tl.load(x + o, mask=ok[:, None] & okc[None, :], other=float("-inf"))
             best = tl.maximum(best, value.to(tl.float32))
     # the activations grow with their input: the largest first gives the same
-    best = _activate(best + tl.load(bias + c, mask=okc, other=0.0)[None, :], ACT)
+    best = activate(best + tl.load(bias + c, mask=okc, other=0.0)[None, :], ACT)
     o, ok = m[:, None] * C + c[None, :], (m < M)[:, None] & okc[None, :]
     tl.store(out + o, best.to(out.dtype.element_ty), mask=ok)
 
@@ -217,79 +243,6 @@ def gather_squares(x, out, M, H, W, HO, WO, LEFT, SN, SC, SH, SW, BM: tl.constex
     value = tl.load(x + o, mask=ok, other=0.0)
     place = m[:, None] * 16 + k[None, :]
     tl.store(out + place, value.to(out.dtype.element_ty), mask=(m < M)[:, None])
-
-
-@triton.jit(do_not_specialize=["H", "W", "HO", "WO", "C8", "PARTS"])
-def filter_channels(
-    x, w, bias, out, sums, H, W, HO, WO, C8, PARTS,
-    KS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, ACT: tl.constexpr,
-    BM: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """A depthwise convolution with bias and activation; w is [KS, KS, C].
-
-    A program takes every PARTS-th block of an image's pixels, and writes what they sum up to as a
-    row of sums [images, PARTS, C].
-    """
-    C, image, part = C8 * 8, tl.program_id(1) // PARTS, tl.program_id(1) % PARTS
-    c = tl.program_id(0) * BC + tl.arange(0, BC)
-    okc = c < C
-    shift = tl.load(bias + c, mask=okc, other=0.0)[None, :]
-    total = tl.zeros((BM, BC), tl.float32)
-    for block in range(part, tl.cdiv(HO * WO, BM), PARTS):
-        m = block * BM + tl.arange(0, BM)
-        top, left = (m // WO) * STRIDE - PAD, (m % WO) * STRIDE - PAD
-        inside = m < HO * WO
-        start = ((image * H + top) * W + left)[:, None] * C + c[None, :]
-        acc = tl.zeros((BM, BC), tl.float32)
-        for i in tl.static_range(KS):
-            for j in tl.static_range(KS):
-                ok = inside & (top + i >= 0) & (top + i < H) & (left + j >= 0) & (left + j < W)
-                value = tl.load(x + start + (i * W + j) * C, mask=ok[:, None] & okc, other=0.0)
-                weight = tl.load(w + (i * KS + j) * C + c, mask=okc, other=0.0)
-                acc += value.to(tl.float32) * weight.to(tl.float32)[None, :]
-        acc = _activate(acc + shift, ACT)
-        ok, o = inside[:, None] & okc[None, :], (image * HO * WO + m)[:, None] * C + c[None, :]
-        tl.store(out + o, acc.to(out.dtype.element_ty), mask=ok)
-        total += tl.where(inside[:, None], acc, 0.0)
-    tl.store(sums + (image * PARTS + part) * C + c, tl.sum(total, 0), mask=okc)
-
-
-@triton.jit(do_not_specialize=["PARTS", "PIXELS", "C8", "S"])
-def squeeze(
-    sums, w, bias, squeezed, PARTS, PIXELS, C8, S,
-    BP: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr,
-):  # fmt: skip
-    """squeezed [images, S] = silu(w mean + bias), BS values of an image a program; w is [S, C]."""
-    C, image, p = C8 * 8, tl.program_id(0), tl.arange(0, BP)
-    s = tl.program_id(1) * BS + tl.arange(0, BS)
-    oks, acc = s < S, tl.zeros((BS, BC), tl.float32)
-    for c0 in range(0, C, BC):
-        c = c0 + tl.arange(0, BC)
-        okc, total = c < C, tl.zeros((BP, BC), tl.float32)
-        for p0 in range(0, PARTS, BP):
-            place = (image * PARTS + p0 + p)[:, None] * C + c[None, :]
-            ok = (p0 + p < PARTS)[:, None] & okc[None, :]
-            total += tl.load(sums + place, mask=ok, other=0.0)
-        mean = tl.sum(total, 0) / PIXELS
-        ok = oks[:, None] & okc[None, :]
-        weight = tl.load(w + s[:, None] * C + c[None, :], mask=ok, other=0.0).to(tl.float32)
-        acc += weight * mean[None, :]
-    value = _activate(tl.sum(acc, 1) + tl.load(bias + s, mask=oks, other=0.0), _SILU)
-    tl.store(squeezed + image * S + s, value, mask=oks)
-
-
-@triton.jit(do_not_specialize=["C8", "S"])
-def excite(squeezed, w, bias, gate, C8, S, BC: tl.constexpr, BS: tl.constexpr):
-    """gate [images, C] = sigmoid(w squeezed + bias), BC channels of an image; w is [C, S]."""
-    C, image, s = C8 * 8, tl.program_id(0), tl.arange(0, BS)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    okc, oks = c < C, s < S
-    value = tl.load(squeezed + image * S + s, mask=oks, other=0.0)
-    ok = okc[:, None] & oks[None, :]
-    weight = tl.load(w + c[:, None] * S + s[None, :], mask=ok, other=0.0).to(tl.float32)
-    z = tl.sum(weight * value[None, :], 1) + tl.load(bias + c, mask=okc, other=0.0)
-    factor = 1.0 / (1.0 + tl.exp(-z))
-    tl.store(gate + image * C + c, factor.to(gate.dtype.element_ty), mask=okc)
 
 
 @triton.jit(do_not_specialize=["PIXELS", "C8"])

@@ -1,4 +1,4 @@
-"""What scoring needs beside dense convolutions: the stem's squares and pool, depthwise, gates.
+"""What the ends of a network need for scoring: the stem's squares and pool, the head's mean.
 
 Each is a torch custom op with a plain reference beside it.
 """
@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.inference.conv_ops import empty_result
 from phalanx.inference.conv_ways import (
     ACTIVATIONS,
     SQUARE,
@@ -23,10 +22,6 @@ from phalanx.kernels.image_layout import new_image
 
 _SQUARE_TILE = make_tiles("BM", (64, 4, 1))[0]
 _IMAGE_TILE = make_tiles("BM BC", (16, 64, 4, 1))[0]
-_SQUEEZE_TILES = make_tiles("BP BC BS", (4, 512, 16, 8, 1), (16, 256, 16, 8, 1), (64, 64, 16, 8, 1))
-_EXCITE_TILE = make_tiles("BC", (64, 4, 1))[0]
-_MOST_SQUEEZED = 128  # channels that a program holds
-_FILTERS = 8192  # programs of a depthwise convolution that keep a device busy
 
 
 # --- the stem: a convolution of stride 2 over three channels as one over squares ---
@@ -115,97 +110,6 @@ activate_and_pool.register_fake(lambda x, bias, act: _empty_pooled(x))
 def _empty_pooled(x: Tensor) -> Tensor:
     high, wide = ((edge + 1) // 2 for edge in x.shape[2:])
     return new_image(x, x.shape[1], high, wide)
-
-
-# --- depthwise convolutions and squeeze-and-excite ---
-
-
-def filter_reference(
-    x: Tensor, weights: Sequence[Tensor], bias: Tensor, geometry: Sequence[int], act: int
-) -> tuple[Tensor, Tensor]:
-    """`filter_channels` in plain torch."""
-    (stride, padding), channels = geometry, x.shape[1]
-    y = F.conv2d(x, weights[0], None, stride, padding, 1, channels).float() + bias[:, None, None]
-    y = ACTIVATIONS[act](y)
-    return y.to(x.dtype), y.sum((2, 3))[:, None]
-
-
-@torch.library.custom_op("phalanx::filter_channels", mutates_args=())
-def filter_channels(
-    x: Tensor, weights: Sequence[Tensor], bias: Tensor, geometry: Sequence[int], act: int
-) -> tuple[Tensor, Tensor]:
-    """act(conv(x) + bias) of a depthwise convolution, and the sums of the result by image.
-
-    weights: as [C, 1, KS, KS] and as [KS, KS, C]; the sums are [N, parts, C], to be added up.
-    geometry: stride and padding.
-    """
-    if not runs_kernels(x) or not fits(x) or x.shape[1] % 8:
-        return filter_reference(x, weights, bias, geometry, act)
-    (images, channels), kernel, (stride, padding) = x.shape[:2], weights[1].shape[0], geometry
-    out = empty_result(x, weights, geometry)
-    high, wide = out.shape[2:]
-    blocks, columns = count_blocks(high * wide, channels, _IMAGE_TILE)
-    parts = -(-blocks // max(1, images * columns * blocks // _FILTERS))  # few are soon added up
-    sums = torch.empty(images, parts, channels, device=x.device)
-    args = (x, weights[1], bias, out, sums, *x.shape[2:], high, wide, channels // 8, parts)
-    grid = (columns, images * parts)
-    flags = {"KS": kernel, "STRIDE": stride, "PAD": padding, "ACT": act}
-    launch("phalanx.inference.layers_fused.filter_channels", grid, args, _IMAGE_TILE, **flags)
-    return out, sums
-
-
-@filter_channels.register_fake
-def _(
-    x: Tensor, weights: Sequence[Tensor], bias: Tensor, geometry: Sequence[int], act: int
-) -> tuple[Tensor, Tensor]:
-    parts = torch.library.get_ctx().new_dynamic_size()
-    sums = x.new_empty(x.shape[0], parts, x.shape[1], dtype=torch.float32)
-    return empty_result(x, weights, geometry), sums
-
-
-def gate_reference(
-    sums: Tensor, weights: Sequence[Tensor], pixels: int, half: torch.dtype
-) -> Tensor:
-    """`squeeze_and_excite` in plain torch."""
-    w1, b1, w2, b2 = (weight.float() for weight in weights)
-    hidden = F.silu(F.linear(sums.sum(1) / pixels, w1, b1))
-    return F.linear(hidden, w2, b2).sigmoid().to(half)
-
-
-@torch.library.custom_op("phalanx::squeeze_and_excite", mutates_args=())
-def squeeze_and_excite(
-    sums: Tensor, weights: Sequence[Tensor], pixels: int, half: torch.dtype
-) -> Tensor:
-    """The factor of each image's channels, [N, C], from the sums of its pixels [N, parts, C].
-
-    weights: [S, C], [S], [C, S], [C].
-    """
-    (images, parts, channels), squeezed = sums.shape, weights[0].shape[0]
-    if not runs_kernels(sums) or channels % 8 or squeezed > _MOST_SQUEEZED:
-        return gate_reference(sums, weights, pixels, half)
-    gate = torch.empty(images, channels, dtype=half, device=sums.device)
-    narrow = sums.new_empty(images, squeezed)
-    w1, b1, w2, b2 = weights
-    tile = next(t for t in reversed(_SQUEEZE_TILES) if 4 * parts >= t["BP"])
-    launch(
-        "phalanx.inference.layers_fused.squeeze",
-        (images, -(-squeezed // tile["BS"])),
-        (sums, w1, b1, narrow, parts, pixels, channels // 8, squeezed),
-        tile,
-    )
-    launch(
-        "phalanx.inference.layers_fused.excite",
-        (images, -(-channels // _EXCITE_TILE["BC"])),
-        (narrow, w2, b2, gate, channels // 8, squeezed),
-        _EXCITE_TILE,
-        BS=max(2, 1 << (squeezed - 1).bit_length()),
-    )
-    return gate
-
-
-@squeeze_and_excite.register_fake
-def _(sums: Tensor, weights: Sequence[Tensor], pixels: int, half: torch.dtype) -> Tensor:
-    return sums.new_empty(sums.shape[0], sums.shape[2], dtype=half)
 
 
 # --- the head ---
