@@ -71,11 +71,11 @@ def spec_of(root, *, percent=100, data="folder", transform=CROP):
     )
 
 
-def open_loader(root, *, workers=0, decode=stand_in, percent=100, **options):
+def open_loader(root, *, workers=0, decode=stand_in, percent=100, data="folder", **options):
     """A loader whose batches are put together on the CPU in a GPU's place."""
 
     def build(reader, open_rows):
         return GpuDecoder(reader, CPU, open_rows=open_rows, decode=decode)
 
-    spec = spec_of(root, percent=percent)
+    spec = spec_of(root, percent=percent, data=data)
     return Loader(spec, workers=workers, backend=build, images_per_task=5, **options)

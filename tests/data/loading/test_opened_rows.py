@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from phalanx.data.convert.sample import Sample
 from phalanx.data.loading import opened_rows
 from phalanx.data.loading.gpu_decode import GpuDecoder, find_gpu_decode_problem
 from phalanx.data.loading.loader import Loader
@@ -18,6 +19,7 @@ from phalanx.errors import DataError
 from phalanx.plan.share import Share
 from small_jpegs import COUNT, SIZE, SPOILED, open_loader, spec_of, stand_in, write_files
 from small_photos import encode, photo
+from small_samples import write_split
 
 FIELDS = ("pixels", "labels", "indices", "positions")
 STEPS = 3  # every image comes that often
@@ -168,12 +170,32 @@ def test_a_file_that_finds_no_room_is_read_where_it_is_decoded(tmp_path, workers
     assert read_here.count(3) == (1 if workers else 2)
 
 
+@pytest.mark.parametrize(
+    ("form", "cache"), [("packed", 1), ("tar", 1), ("tfrecord", 1), ("parquet", 0)]
+)
+def test_pieces_of_large_files_are_shared_and_cached(tmp_path, form, cache):
+    samples = [
+        Sample(name=f"{seed}.jpg", data=encode(photo(seed)), label=seed % 2)
+        for seed in range(COUNT)
+    ]
+    for split in ("train", "valid"):
+        write_split(form, samples, tmp_path, split, classes=("cat", "dog"))
+    options = {"percent": 40, "data": form}
+    expected = read_all(open_loader(tmp_path, **options))
+    assert_equal(read_all(open_loader(tmp_path, **options, workers=2, cache=cache)), expected)
+
+
+def test_what_a_gpu_shall_decode_needs_one(whole):
+    with pytest.raises(ValueError, match="40 % of the images are left to a GPU, and none is given"):
+        Loader(spec_of(whole, percent=40), workers=2)
+
+
 def test_two_threads_may_wait_for_workers(whole):
     with open_loader(whole, percent=40, workers=2) as loader:
         pool, found = loader._open_pool(), {}
 
         def take(split):
-            requests = [BatchRequest(np.array([n % COUNT]), SIZE) for n in range(2000)]
+            requests = [BatchRequest(np.array([n % COUNT]), SIZE) for n in range(1000)]
             found[split] = [rows.indices.tolist() for rows in pool.stream(split, requests)]
 
         threads = [threading.Thread(target=take, args=(split,)) for split in ("train", "valid")]
@@ -181,8 +203,8 @@ def test_two_threads_may_wait_for_workers(whole):
             thread.start()
         for thread in threads:
             thread.join(60)
-        assert found["valid"] == [[n % COUNT] for n in range(2000)]
-        assert len(found["train"]) == 2000
+        assert found["valid"] == [[n % COUNT] for n in range(1000)]
+        assert len(found["train"]) == 1000
 
 
 def test_batches_are_the_same_when_a_worker_had_to_be_started_again(spoiled, alone):

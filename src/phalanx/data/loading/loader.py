@@ -127,6 +127,9 @@ class Loader:
         allocate: _Allocate | None = None,
         backend: Callable[[Reader, OpenRows], BatchBackend] | None = None,
     ):
+        if spec.gpu_percent and backend is None:
+            left = f"{spec.gpu_percent} % of the images are left to a GPU"
+            raise ValueError(f"{left}, and none is given")
         self.spec = spec
         self.on_device = backend is not None  # where the images are made
         self.workers = workers
