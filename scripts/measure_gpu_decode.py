@@ -1,19 +1,18 @@
 """Images/s of JPEGs decoded, cut and normalised on the GPU, and how far their pixels are off.
 
-    python scripts/measure_gpu_decode.py DIR [--batch-size 256] [--seconds 5] [--size 224]
+    python scripts/measure_gpu_decode.py DIR [--percent 40] [--batch-size 256] [--seconds 5]
 
 DIR holds a set of photographs in any form, packed or a folder. Prints the rate of the decoder alone
-and of cutting alone, both from memory, then of whole batches into device memory by 1, 2 and 3
-threads, which fill alternate batches each on a stream of its own; last the mean difference of
-training and scoring pixels to the CPU's. With --device cpu the CPU decodes: to try the script out.
+and of cutting alone, both from memory, then of whole batches into device memory, files opened by
+this process and by 4, 8 and 16 workers, of which that share is decoded by the device (all, if no
+other is given); last the mean difference of training and scoring pixels to the CPU's. With --device
+cpu the CPU decodes: to try the script out.
 """
 
 import argparse
+import sys
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from time import perf_counter
 
@@ -31,21 +30,23 @@ from phalanx.data.loading.gpu_decode import (
     GpuDecoder,
     NvJpeg,
     find_gpu_decode_problem,
-    is_gpu_decodable,
 )
+from phalanx.data.loading.loader import Loader
+from phalanx.data.loading.opened_rows import OpenRows, is_gpu_decodable
 from phalanx.data.loading.reader import BatchRequest, InputSpec, Reader
 from phalanx.data.transforms.transform import TransformSpec, choose_crop_and_flip
 from phalanx.kernels.crop_resize import crop_and_resize
 from phalanx.plan.order import Order
 
-THREADS = (1, 2, 3)
-WARM_UP = 3  # batches of each thread that do not count
+WORKERS = (0, 4, 8, 16)
+WARM_UP = 3  # batches that do not count
 COMPARED = 4  # batches whose pixels are compared
 
 
-def decode_here(files: list[bytes]) -> list[Tensor]:
+def decode_here(files: list[Tensor]) -> list[Tensor]:
     """The CPU in the GPU decoder's place."""
-    return [torch.from_numpy(decode(file, "image")).permute(2, 0, 1) for file in files]
+    decoded = [decode(file.numpy().tobytes(), "image") for file in files]
+    return [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in decoded]
 
 
 def make_spec(words: argparse.Namespace) -> InputSpec:
@@ -57,6 +58,7 @@ def make_spec(words: argparse.Namespace) -> InputSpec:
         image_size=words.size,
         transform=TransformSpec(augment="resized-crop"),
         seed=0,
+        gpu_percent=words.percent,
     )
     images = len(spec.open("train"))
     return replace(spec, order=Order(images=images, global_batch=words.batch_size, seed=0))
@@ -76,7 +78,7 @@ class Bench:
         self.normaliser = Normaliser(dataset.mean, dataset.std, device=self.device)
 
     def reader(self, split: Split = "train") -> Reader:
-        """A reader of its own for each thread."""
+        """A reader of one split."""
         return Reader(self.spec, split)
 
     def wait(self) -> None:
@@ -111,73 +113,51 @@ class Bench:
             for image, numbers in zip(usable, draws, strict=True)
         ]
         crops, flips = zip(*choices, strict=True)
-        files, decoder = [image.data for image in usable], self.make_decode()
+        files = [torch.frombuffer(bytearray(image.data), dtype=torch.uint8) for image in usable]
+        decoder = self.make_decode()
         tensors, size = decoder(files), self.spec.image_size
         return {
             "decode alone": self.rate(lambda: decoder(files)),
             "cut alone": self.rate(lambda: crop_and_resize(tensors, crops, flips, size=size)),
         }
 
-    def together(self, threads: int) -> tuple[float, int]:
-        """Images/s of whole batches by so many threads, and calls that the decoder refused."""
-        decoders = [
-            GpuDecoder(self.reader(), self.device, decode=self.make_decode())
-            for _ in range(threads)
-        ]
-        streams = [torch.cuda.Stream(self.device) if self.on_gpu else None for _ in decoders]
+    def together(self, workers: int) -> tuple[float, int]:
+        """Images/s of whole batches by so many workers, and calls that the decoder refused."""
+        decoders: list[GpuDecoder] = []
 
-        def work(own: int, until: float) -> int:
-            with torch.cuda.stream(streams[own]) if self.on_gpu else nullcontext():
-                steps = range(own, WARM_UP * threads, threads) if not until else count(own, threads)
-                for done, step in enumerate(steps):
-                    if until and perf_counter() > until:
-                        return done
-                    self.fill(decoders[own], step)
-            return 0
+        def build(reader: Reader, open_rows: OpenRows) -> GpuDecoder:
+            decoders.append(self.build_decoder(reader, open_rows))
+            return decoders[-1]
 
-        # one executor for each: what a thread has set up in the first round serves the second
-        executors = [ThreadPoolExecutor(1) for _ in decoders]
-        list(
-            map(
-                Future.result,
-                [one.submit(work, own, 0.0) for own, one in enumerate(executors)],
-            )
-        )
-        self.wait()
-        begin = perf_counter()
-        until = begin + self.seconds
-        coming = [one.submit(work, own, until) for own, one in enumerate(executors)]
-        batches = sum(map(Future.result, coming))
-        self.wait()
-        rate = batches * self.batch / (perf_counter() - begin)
-        for decoder, one in zip(decoders, executors, strict=True):
-            one.shutdown()
-            decoder.close()
+        with Loader(self.spec, workers=workers, backend=build) as loader:
+            steps = loader.steps_from(0, sys.maxsize, micro_batch=self.batch)
+
+            def fill() -> None:
+                [batch] = next(steps)
+                if batch.ready is not None:
+                    batch.ready.wait()
+                self.normaliser(batch.pixels)
+
+            rate = self.rate(fill)
         return rate, sum(decoder.failed_calls for decoder in decoders)
 
-    def fill(self, decoder: GpuDecoder, step: int) -> Tensor:
-        """One normalised batch."""
-        order = self.spec.order
-        assert order is not None
-        batch = decoder.decode_batch(
-            decoder.open_batch(BatchRequest(order.positions(step), self.spec.image_size))
-        )
-        if batch.ready is not None:
-            batch.ready.wait()
-        return self.normaliser(batch.pixels)
+    def build_decoder(self, reader: Reader, open_rows: OpenRows | None = None) -> GpuDecoder:
+        """What makes the batches of a reader."""
+        decode = self.make_decode()
+        return GpuDecoder(reader, self.device, open_rows=open_rows, decode=decode)
 
     def difference(self, split: Split) -> tuple[float, float]:
         """How far pixels are from the host's, in 255ths: the mean, and the worst image's."""
         reader, size, order = self.reader(split), self.spec.image_size, self.spec.order
         assert order is not None
-        decoder = GpuDecoder(self.reader(split), self.device, decode=self.make_decode())
+        decoder = self.build_decoder(self.reader(split))
         apart = []
         for step in range(COMPARED):
             positions = order.positions(step)
             positions = positions if split == "train" else positions % len(reader.source)
             expected = np.empty((len(positions), size, size, 3), np.uint8)
             known = reader.fill(positions, expected)
-            batch = decoder.decode_batch(decoder.open_batch(BatchRequest(positions, size)))
+            [batch] = decoder.batches([BatchRequest(positions, size)])
             if batch.ready is not None:
                 batch.ready.synchronize()
             assert (batch.indices == known.indices).all()
@@ -191,6 +171,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("dir", type=Path)
+    parser.add_argument("--percent", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--size", type=int, default=224)
@@ -202,10 +183,10 @@ def main() -> None:
     bench = Bench(words)
     for what, rate in bench.parts_alone().items():
         print(f"{what:<24}{rate:>10,.0f} images/s", flush=True)
-    for threads in THREADS:
-        rate, refused = bench.together(threads)
+    for workers in WORKERS:
+        rate, refused = bench.together(workers)
         more = f", {refused} calls refused" if refused else ""
-        print(f"together, {threads} thread(s){rate:>13,.0f} images/s{more}", flush=True)
+        print(f"together, {workers:>2} workers{rate:>13,.0f} images/s{more}", flush=True)
     splits: tuple[Split, ...] = ("train", "valid")
     for split in splits:
         mean, worst = bench.difference(split)

@@ -10,6 +10,8 @@ from phalanx.assemble.dataset_summary import plan_run
 from phalanx.assemble.session import Session
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
+from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
+from small_photos import write_photos
 from small_runs import run_phalanx, small_run
 
 pytestmark = [
@@ -70,6 +72,29 @@ def test_floats_that_travel_are_the_same_images(digits):
     host = fed_images(digits, **{"normalization-location": "host"})[1]
     assert all(torch.equal(a, b) for a, b in zip(usual, floats, strict=True))
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(usual, host, strict=True))
+
+
+def test_photographs_are_shared_with_the_cores_to_the_same_images(tmp_path):
+    if why := find_gpu_decode_problem(torch.device("cuda")):
+        pytest.skip(why)
+    photos = write_photos(tmp_path / "photos")
+    flags = {"data": "folder", "image-size": "32", "model": "resnet18"}
+    found = {
+        (share, workers): fed_images(
+            photos, 3, **flags, **{"gpu-decode": share, "workers": workers}
+        )
+        for share in ("false", "0.4", "true")
+        for workers in ("0", "2")
+    }
+    for share in ("false", "0.4", "true"):
+        pairs = zip(found[share, "0"][1], found[share, "2"][1], strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+    assert [found[share, "2"][0] for share in ("false", "0.4")] == [False, True]
+    images = [found[share, "2"][1][0] for share in ("false", "0.4", "true")]
+    takes = torch.arange(16) * 40 % 100 < 40
+    assert torch.equal(images[1][takes], images[2][takes])
+    assert torch.equal(images[1][~takes], images[0][~takes])
+    assert not torch.equal(images[0], images[2])
 
 
 def test_mixing_trains_on_the_device(digits, tmp_path):

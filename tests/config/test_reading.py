@@ -6,6 +6,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from phalanx.config.changes import find_changes
 from phalanx.config.presets import builtin_preset_folder
 from phalanx.config.read import dump_config, read_settings, read_stored_settings
 from phalanx.config.schema import OPTIONS, SPELLINGS
@@ -215,6 +216,51 @@ def test_flags_go_on_top_of_a_stored_config():
 def test_a_stored_config_with_strange_options_says_where():
     with pytest.raises(ConfigError, match=r"runs/a/config.yaml: flavour: no such option"):
         read_stored_settings({"flavour": 1}, flags={}, where="runs/a/config.yaml", name="a")
+
+
+PHOTOS = {"data": "folder", "data-dir": "photos"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("true", True), ("on", True), ("1", True), ("1.0", True), ("false", False), ("0", False),
+     ("0.0", False), ("0.4", 0.4), (".29", 0.29), ("0.01", 0.01)],
+)  # fmt: skip
+def test_a_share_of_images_is_a_word_or_whole_percents(text, value):
+    config = read_settings(None, {**PHOTOS, "gpu-decode": text}).config
+    found = config.data.gpu_decode
+    assert found == value and type(found) is type(value)
+    write("mine.yaml", f"data: folder\ndata-dir: photos\ngpu-decode: {text}\n")
+    assert read_settings("mine.yaml").config.data.gpu_decode == value
+    stored = yaml.safe_load(dump_config(config))
+    again = read_stored_settings(stored, flags={}, where="runs/a", name="a")
+    assert again.config.data.gpu_decode == value and find_changes(again, stored) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("1.5", "--gpu-decode: must be at most 1, got 1.5"),
+        ("-0.1", "--gpu-decode: must be at least 0, got -0.1"),
+        ("half", "--gpu-decode: expected true or false, or a share such as 0.4, got 'half'"),
+        ("nan", "--gpu-decode: expected true or false, or a share such as 0.4, got nan"),
+        ("0.405", "--gpu-decode: expected true, false or whole percents such as 0.4, got 0.405"),
+    ],
+)
+def test_no_share_of_images_is_told_once(text, told):
+    assert problems_of(None, {**PHOTOS, "gpu-decode": text}) == told
+    write("mine.yaml", f"data: folder\ndata-dir: photos\ngpu-decode: {text}\n")
+    assert problems_of("mine.yaml", {}).startswith("mine.yaml:3: gpu-decode: ")
+
+
+@pytest.mark.parametrize(("stored", "flag"), [(True, "0.4"), (False, "true"), (0.4, "0.5")])
+def test_a_resume_cannot_change_the_share_of_images(stored, flag):
+    """Runs of earlier releases hold true or false."""
+    run = read_settings(None, PHOTOS).config.flat() | {"gpu-decode": stored}
+    same = read_stored_settings(run, flags={}, where="runs/a", name="a")
+    other = read_stored_settings(run, flags={"gpu-decode": flag}, where="runs/a", name="a")
+    assert find_changes(same, run) == {}
+    assert find_changes(other, run) == {"gpu-decode": f"--gpu-decode {str(stored).lower()}"}
 
 
 @pytest.mark.parametrize("flag", [("lr-per-image", "0.001"), ("base-learning-rate", "-10")])

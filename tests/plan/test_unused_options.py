@@ -214,7 +214,6 @@ FOR_WORKERS = {"workers": 3, "dataloader_rebatch_size": 32}
 @pytest.mark.parametrize(
     ("preset", "options", "why"),
     [
-        ("folder-resnet18", {"gpu_decode": True}, "with --gpu-decode: the device makes the images"),
         ("cifar10-fast", {"keep_on_device": True}, "with --keep-on-device: the device makes the"),
         ("synthetic-resnet50", {}, "with --data synthetic: the device makes the images itself"),
         ("cifar10-fast", {}, "where cifar10 fits the memory of cuda, which then makes the images"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from phalanx.data.formats.sources import Split
 from phalanx.data.loading.device import Normaliser, allocate_pinned, copy_ahead, wait_for_copy
 from phalanx.data.loading.gpu_decode import GpuDecoder, find_gpu_decode_problem
 from phalanx.data.loading.loader import BatchBackend, Loader, prefetch
+from phalanx.data.loading.opened_rows import OpenRows
 from phalanx.data.loading.reader import NOTES_KEPT, Batch, InputSpec, Reader
 from phalanx.data.loading.resident import ResidentBackend, find_resident_problem, fits_on_device
 from phalanx.engine.evaluate import ValidBatch
@@ -346,15 +348,17 @@ def open_feed(
     if spec.data == "synthetic":
         yield _SyntheticFeed(plan, normaliser.device, spec.seed, place)
         return
-    device = normaliser.device
+    device, percent = normaliser.device, round(100 * config.data.gpu_decode)
+    backend = _choose_backend(spec, device, config)
+    is_resident = backend is not None and not percent
     loader = Loader(
-        spec,
-        workers=plan.workers,
+        replace(spec, gpu_percent=percent),
+        workers=0 if is_resident else plan.workers,
         max_bad=plan.max_bad,
         images_per_task=config.data.dataloader_rebatch_size,
         cache=count_local_ranks(place.layout) if config.data.dataset_cache else 0,
         allocate=allocate_pinned if device.type == "cuda" else None,
-        backend=_choose_backend(spec, device, config),
+        backend=backend,
     )
     with loader, closing(LoadedFeed(loader, plan, normaliser, place)) as feed:
         yield feed
@@ -362,13 +366,13 @@ def open_feed(
 
 def _choose_backend(
     spec: InputSpec, device: torch.device, config: Config
-) -> Callable[[Reader], BatchBackend] | None:
+) -> Callable[[Reader, OpenRows], BatchBackend] | None:
     """What makes images on the device itself, where the config and the device allow it."""
     if config.data.gpu_decode:
         problem = find_gpu_decode_problem(device)
         if problem:
             raise ConfigError(f"--gpu-decode: {problem}; leave the option out")
-        return lambda reader: GpuDecoder(reader, device)
+        return lambda reader, open_rows: GpuDecoder(reader, device, open_rows=open_rows)
     asked = config.data.keep_on_device
     if asked is False or (asked is None and not stays_unasked(device, config)):
         return None
@@ -379,7 +383,7 @@ def _choose_backend(
         raise ConfigError(f"--keep-on-device: {why_not}; leave the option out")
     if why_not or not (asked or fits_on_device(sources, device)):
         return None
-    return lambda reader: ResidentBackend(reader, device)
+    return lambda reader, open_rows: ResidentBackend(reader, device)
 
 
 def stays_unasked(device: torch.device, config: Config) -> bool:

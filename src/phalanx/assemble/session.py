@@ -170,8 +170,10 @@ class Session:
     def _without_device_input(self) -> Config:
         """The config without what serves many epochs, or what a device that scores cannot do."""
         data = self.config.data
-        decodes = data.gpu_decode and not find_gpu_decode_problem(self.scoring_device)
-        changes = {"gpu_decode": decodes, "keep_on_device": False, "dataset_cache": False}
+        share = data.gpu_decode
+        if share and find_gpu_decode_problem(self.scoring_device):
+            share = False
+        changes = {"gpu_decode": share, "keep_on_device": False, "dataset_cache": False}
         return self.config.model_copy(update={"data": data.model_copy(update=changes)})
 
     def open_feed(self, plan: Plan) -> AbstractContextManager[Feed]:

@@ -4,13 +4,19 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from phalanx.assemble.feed import LoadedFeed
 from phalanx.assemble.memory import describe_memory
 from phalanx.assemble.prepare import PreparedRun
 from phalanx.assemble.session import Session
+from phalanx.config.combinations import check_gpu_decode
+from phalanx.config.schema import Config
 from phalanx.data.formats.decode import BadImage
+from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
+from phalanx.data.loading.loader import Loader
+from phalanx.data.loading.opened_rows import is_gpu_decodable
 from phalanx.data.loading.stage_rates import Rate, describe_bottleneck, time_stages
 from phalanx.engine.checkpoint_store import find_best, newest_checkpoint
 from phalanx.engine.state import TrainState, hash_weights
@@ -104,8 +110,10 @@ def _describe_input(session: Session) -> InputNote | None:
         return None
     needed = seen / max(1 - wait, 1e-6)
     if feed.loader.on_device:
+        percent = feed.loader.spec.gpu_percent
+        decoded = f"{percent} % of the images are decoded on the device"
         return InputNote(
-            verdict="the images are made on the device itself",
+            verdict=decoded if percent else "the images are made on the device itself",
             images_per_second_available=seen,
             images_per_second_needed=needed,
             stages={},
@@ -123,12 +131,27 @@ def _describe_input(session: Session) -> InputNote | None:
         available = max(needed, one_core * readers)
     return InputNote(
         verdict=describe_bottleneck(
-            available, needed, model=session.config.model.model, stages=stages
+            available,
+            needed,
+            model=session.config.model.model,
+            stages=stages,
+            gpu_could_decode=could_decode_on_gpu(feed.loader, session.config, session.device),
         ),
         images_per_second_available=available,
         images_per_second_needed=needed,
         stages=rates,
     )
+
+
+def could_decode_on_gpu(loader: Loader, config: Config, device: torch.device) -> bool:
+    """Whether the GPU could decode a share of the images, and nobody has asked for it."""
+    if config.data.gpu_decode or device.type != "cuda":
+        return False
+    data = config.data.model_copy(update={"gpu_decode": True})
+    hindered = any(check_gpu_decode(config.model_copy(update={"data": data})))
+    first = loader.reader("train").try_open(0)
+    is_jpeg = not isinstance(first, BadImage) and is_gpu_decodable(first)
+    return is_jpeg and not hindered and not find_gpu_decode_problem(device)
 
 
 def gather_run_facts(prepared: PreparedRun, session: Session) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 from phalanx.assemble.dataset_summary import plan_run
 from phalanx.assemble.feed import LoadedFeed
 from phalanx.assemble.session import Session
+from phalanx.assemble.summarise import could_decode_on_gpu
 from phalanx.bench.synthetic_steps import build_synthetic_step, synchronise
 from phalanx.config.read import Settings
 from phalanx.data.loading.stage_rates import Rate, describe_bottleneck, measure_rate, time_stages
@@ -30,6 +31,7 @@ class Feeding:
     model: str
     needed: float  # images/s the model trains on this device
     device: str
+    gpu_could_decode: bool  # a share of the images, and does not
 
     @property
     def scaling(self) -> float | None:
@@ -39,7 +41,11 @@ class Feeding:
     def verdict(self) -> str:
         """Who waits for whom, and what would help."""
         return describe_bottleneck(
-            self.all_workers, self.needed, model=self.model, stages=self.stages
+            self.all_workers,
+            self.needed,
+            model=self.model,
+            stages=self.stages,
+            gpu_could_decode=self.gpu_could_decode,
         )
 
     def facts(self) -> dict[str, Any]:
@@ -64,7 +70,8 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
     with Session(config, plan, classes=dataset.classes) as session:
         assert isinstance(session.feed, LoadedFeed)
         device, loader = session.device, session.feed.loader
-        workers = 0 if loader.on_device else config.data.workers or count_cores()
+        alone = loader.on_device and not loader.workers
+        workers = 0 if alone else config.data.workers or count_cores()
         batch = np.zeros((plan.micro_batch, plan.image_size, plan.image_size, 3), np.uint8)
         gathered = np.empty_like(batch)
 
@@ -95,6 +102,7 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
             model=config.model.model,
             needed=measure_rate(step, seconds),
             device=str(device),
+            gpu_could_decode=could_decode_on_gpu(loader, config, device),
         )
 
 

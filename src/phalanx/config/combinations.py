@@ -40,7 +40,7 @@ def find_conflicts(config: Config, merged: Mapping[str, OptionValue]) -> list[st
         for name, given in merged.items()
         if not family_has_option(family, name) and given.value != OPTIONS[name].default
     ]
-    for check in (_check_data, _check_cutmix, _check_mixing, _check_gpu_decode, _check_training):
+    for check in (_check_data, _check_cutmix, _check_mixing, check_gpu_decode, _check_training):
         problems += [name_place(line, places) for line in check(config)]
     return problems
 
@@ -116,7 +116,7 @@ def _check_mixing(config: Config) -> Iterator[str]:
         )
 
 
-def _check_gpu_decode(config: Config) -> Iterator[str]:
+def check_gpu_decode(config: Config) -> Iterator[str]:
     """What cannot be done where images are decoded on the GPU."""
     if not config.data.gpu_decode:
         return

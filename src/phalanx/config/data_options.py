@@ -5,6 +5,7 @@ from typing import Literal
 from phalanx.catalog.datasets import DATASETS, MAX_FILE_MIB, MAX_PIXELS, NEWEST_LISTING_RULE
 from phalanx.config.fields import (
     DatasetName,
+    ImageShare,
     PairText,
     PathText,
     ResolutionText,
@@ -133,9 +134,12 @@ class DataConfig(Section):
         "Keep image files in memory once they have been read; refused if they do not fit.",
         resumable=True,
     )
-    gpu_decode: bool = option(
+    gpu_decode: ImageShare = option(
         False,
-        "Decode, crop and resize JPEGs on the GPU; pixels differ from the CPU's by rounding.",
+        "Decode, crop and resize JPEGs on the GPU: all, or a share such as 0.4 beside the cores, "
+        "which do the rest; pixels differ from the CPU's by rounding.",
+        low=0,
+        high=1,
     )
     keep_on_device: bool | None = option(
         None,

@@ -1,5 +1,6 @@
 """How an option is declared, and the kinds of text some of them take."""
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -91,6 +92,14 @@ def _check_path(text: str) -> str:
     return text
 
 
+def _check_image_share(value: bool | float) -> bool | float:
+    """True for all, False for none, else the share, if it is of whole percents."""
+    if not math.isclose(100 * value, round(100 * value), abs_tol=1e-9):
+        raise ValueError(f"expected true, false or whole percents such as 0.4, got {value}")
+    return bool(value) if value in (0, 1) else round(value, 2)
+
+
+ImageShare = Annotated[bool | float, AfterValidator(_check_image_share)]
 DeviceText = Annotated[str, AfterValidator(_check_device)]
 ModelName = Annotated[str, AfterValidator(find_model_name)]
 DatasetName = Annotated[str, AfterValidator(check_dataset_name)]

@@ -304,9 +304,13 @@ def _validate(merged: _Layer, problems: list[str]) -> Config | None:
     try:
         return Config.model_validate(nested)
     except ValidationError as error:
+        lines = []
         for detail in error.errors():
             name = str(detail["loc"][1])
-            problems.append(f"{merged[name].where}: {_describe_error(OPTIONS[name], detail)}")
+            lines.append(f"{merged[name].where}: {_describe_error(OPTIONS[name], detail)}")
+        problems.extend(
+            dict.fromkeys(lines)
+        )  # a value that is of neither of two types is told once
         return None
 
 

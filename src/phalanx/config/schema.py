@@ -59,6 +59,7 @@ class Option:
     section: str
     heading: str
     type: type  # int, float, bool or str
+    takes_share: bool  # of true or false: a part of all, between the two, is a value, too
     optional: bool  # may be left unset, which flags and YAML write as null
     choices: tuple[str, ...]
     default: Any
@@ -75,7 +76,8 @@ class Option:
     def wants(self) -> str:
         """What its values are, in words; auto is only named where nothing else is the default."""
         auto = " or auto" * (self.optional and self.default is not None)
-        return f"{_TYPE_NAMES[self.type]}{auto}"
+        share = ", or a share such as 0.4" * self.takes_share
+        return f"{_TYPE_NAMES[self.type]}{share}{auto}"
 
 
 def _iterate_options() -> Iterator[Option]:
@@ -88,13 +90,15 @@ def _iterate_options() -> Iterator[Option]:
             extra: Any = field.json_schema_extra
             hint = hints[name]
             optional = type(None) in get_args(hint)
-            kind = get_args(hint)[0] if optional else hint
+            takes_share = hint == (bool | float)
+            kind = get_args(hint)[0] if optional or takes_share else hint
             choices = get_args(kind)  # of a Literal
             yield Option(
                 name=name.replace("_", "-"),
                 section=section,
                 heading=(group.__doc__ or "").rstrip("."),
                 type=str if choices else kind,
+                takes_share=takes_share,
                 optional=optional,
                 choices=choices,
                 default=field.default,

@@ -58,11 +58,12 @@ def parse_option_text(name: str, text: str) -> Any:
     if option.type is bool:
         if text.lower() in _TRUE_WORDS + FALSE_WORDS:
             return text.lower() in _TRUE_WORDS
-        raise ValueError(wanted)
+        if not option.takes_share:
+            raise ValueError(wanted)
     if option.type is str:
         return _normalise_text(option, text)
     try:
-        return option.type(text)
+        return float(text) if option.takes_share else option.type(text)
     except ValueError:
         raise ValueError(wanted) from None
 

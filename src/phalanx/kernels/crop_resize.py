@@ -15,7 +15,11 @@ _PIXEL_BYTES = 3 * 4
 
 
 def crop_and_resize(
-    images: Sequence[Tensor], boxes: Sequence[_Box], flips: Sequence[bool], *, size: int
+    images: Sequence[Tensor],
+    boxes: Sequence[_Box] | NDArray[np.float64],
+    flips: Sequence[bool] | NDArray[np.bool_],
+    *,
+    size: int,
 ) -> Tensor:
     """A box of each image [3, height, width] at one size, as bytes [N, size, size, 3].
 
@@ -37,7 +41,7 @@ def _crop_and_resize(
     images: Sequence[Tensor],
     starts: NDArray[np.float64],
     scales: NDArray[np.float64],
-    flips: Sequence[bool],
+    flips: Sequence[bool] | NDArray[np.bool_],
     *,
     size: int,
 ) -> Tensor:

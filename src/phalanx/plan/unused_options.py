@@ -266,7 +266,6 @@ def _describe_image_maker(config: Config, device: str) -> str:
     """What makes the images in the place of worker processes, in words; empty where they do."""
     data = config.data
     options = {
-        "--gpu-decode": data.gpu_decode,
         "--data synthetic": data.data == "synthetic",
         "--keep-on-device": data.keep_on_device,
     }

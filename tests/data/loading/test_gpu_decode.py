@@ -3,15 +3,14 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-import simplejpeg
 import torch
 from PIL import Image
 
 from phalanx.data.convert.sample import Sample
 from phalanx.data.formats.decode import EncodedImage
-from phalanx.data.loading.gpu_decode import GpuDecoder, find_gpu_decode_problem, is_gpu_decodable
-from phalanx.data.loading.loader import Loader
-from phalanx.data.loading.reader import BatchRequest, InputSpec, Reader
+from phalanx.data.loading.gpu_decode import GpuDecoder, find_gpu_decode_problem
+from phalanx.data.loading.opened_rows import is_gpu_decodable
+from phalanx.data.loading.reader import BatchRequest, Reader
 from phalanx.data.transforms.transform import (
     TransformSpec,
     build_transform,
@@ -21,15 +20,21 @@ from phalanx.data.transforms.transform import (
 from phalanx.errors import ConfigError, DataError
 from phalanx.kernels import crop_resize
 from phalanx.kernels.crop_resize import crop_and_resize
-from phalanx.plan.order import Order
 from phalanx.plan.share import Share
+from small_jpegs import (
+    COUNT,
+    CPU,
+    CROP,
+    SIZE,
+    SPOILED,
+    open_loader,
+    spec_of,
+    stand_in,
+    write_files,
+)
 from small_photos import encode, photo
 from small_samples import write_split
 
-CPU = torch.device("cpu")
-SIZE = 32
-COUNT = 24
-CROP = TransformSpec(augment="resized-crop")
 PARTS = {  # of images of width x height: top, left, height, width
     (96, 72): (0, 0, 72, 96),
     (500, 375): (30, 41, 300, 222),
@@ -40,15 +45,6 @@ PARTS = {  # of images of width x height: top, left, height, width
     (1, 1): (0, 0, 1, 1),
 }
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-def stand_in(files):
-    """Does nvJPEG's part without a GPU; it, too, refuses a whole batch for one image."""
-    try:
-        decoded = [simplejpeg.decode_jpeg(file) for file in files]
-    except ValueError as cause:
-        raise RuntimeError(str(cause)) from None
-    return [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in decoded]
 
 
 def refusing(files):
@@ -66,40 +62,6 @@ IMAGES = [grainy(seed, size) for seed, size in enumerate(PARTS)]
 TENSORS = [torch.from_numpy(image).permute(2, 0, 1) for image in IMAGES]
 
 
-def claim_size(data, height, width):
-    """The JPEG with other sides in its header."""
-    place = data.index(b"\xff\xc0") + 5
-    sides = height.to_bytes(2, "big") + width.to_bytes(2, "big")
-    return data[:place] + sides + data[place + 4 :]
-
-
-SPOILED = {
-    3: lambda data: data[: len(data) // 2],
-    4: lambda data: b"",
-    8: lambda data: claim_size(data, 60_000, 60_000),
-    23: lambda data: b"\xff\xd8 and then nothing \xff\xd9",
-}
-ODD = {
-    5: lambda seed: encode(photo(seed), "PNG"),
-    9: lambda seed: encode(photo(seed, mode="CMYK")),
-    10: lambda seed: encode(photo(seed, mode="L")),
-    # chroma in full: decoders enlarge it each in its way, and here a blotch is a pixel of it
-    11: lambda seed: encode(photo(seed, size=(20, 24)), subsampling=0),
-    12: lambda seed: encode(photo(seed, size=(300, 90)), progressive=True),
-}
-
-
-def write_files(root, spoiled):
-    """24 images a split in two classes: most of one kind, some odd ones, some spoiled."""
-    for split in ("train", "val"):
-        for seed in range(COUNT):
-            path = root / split / ("cat", "dog")[seed // 12] / f"{seed:02}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            data = ODD[seed](seed) if seed in ODD else encode(photo(seed))
-            path.write_bytes(spoiled[seed](data) if seed in spoiled else data)
-    return root
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_files(tmp_path_factory.mktemp("whole"), {})
@@ -110,12 +72,8 @@ def spoiled(tmp_path_factory):
     return write_files(tmp_path_factory.mktemp("spoiled"), SPOILED)
 
 
-def reader_of(root, split, *, data="folder", max_bad=None, transform=CROP):
-    order = Order(images=COUNT, global_batch=COUNT, seed=1)
-    spec = InputSpec(
-        data=data, data_dir=str(root), image_size=SIZE, transform=transform, seed=2, order=order
-    )
-    return Reader(spec, split, max_bad=max_bad)
+def reader_of(root, split, *, max_bad=None, **values):
+    return Reader(spec_of(root, **values), split, max_bad=max_bad)
 
 
 def fill_on_host(reader, positions):
@@ -123,14 +81,14 @@ def fill_on_host(reader, positions):
     return pixels, reader.fill(positions, pixels)
 
 
-def fill_on_device(reader, positions, *, decode=stand_in, device=CPU):
+def fill_on_device(reader, positions, *, decode=stand_in, device=CPU, size=SIZE):
     decoder = GpuDecoder(reader, device, decode=decode)
     with closing(decoder):
-        batch = decoder.decode_batch(decoder.open_batch(BatchRequest(positions, SIZE)))
+        [batch] = decoder.batches([BatchRequest(positions, size)])
     if batch.ready is not None:
         batch.ready.synchronize()
     pixels = batch.pixels
-    assert not [thread for thread in threading.enumerate() if "gpu-decode" in thread.name]
+    assert not [thread for thread in threading.enumerate() if "prefetch" in thread.name]
     assert pixels.is_contiguous() and pixels.dtype == torch.uint8
     return pixels.cpu().numpy(), batch, decoder
 
@@ -225,9 +183,7 @@ def test_a_batch_is_the_readers_batch(folder, split):
 
 
 def test_shares_are_slices_of_the_whole(folder):
-    spec = reader_of(folder, "train").spec
-    decoders = {"backend": lambda reader: GpuDecoder(reader, CPU, decode=stand_in)}
-    with Loader(spec, workers=0, **decoders) as loader:
+    with open_loader(folder) as loader:
         whole = next(loader.steps_from(3, 4, micro_batch=4))
         for replica in range(2):
             own = next(loader.steps_from(3, 4, micro_batch=4, share=Share((replica,), 2)))
@@ -238,12 +194,10 @@ def test_shares_are_slices_of_the_whole(folder):
 
 
 def test_batches_of_another_size_can_be_asked_for(folder):
-    decoder = GpuDecoder(reader_of(folder, "valid"), CPU, decode=stand_in)
-    pixels = decoder.decode_batch(decoder.open_batch(BatchRequest(np.arange(4), 20))).pixels
-    decoder.close()
+    pixels, _, _ = fill_on_device(reader_of(folder, "valid"), np.arange(4), size=20)
     expected = np.empty((4, 20, 20, 3), np.uint8)
     reader_of(folder, "valid").fill(np.arange(4), expected)
-    assert_alike(pixels.numpy(), expected)
+    assert_alike(pixels, expected)
 
 
 @pytest.mark.parametrize("decode", [stand_in, refusing])
@@ -265,13 +219,11 @@ def test_bad_images_leave_the_score(spoiled, decode):
 
 def test_a_second_batch_steps_over_images_known_to_be_bad(spoiled):
     reader, twin = reader_of(spoiled, "train"), reader_of(spoiled, "train")
-    decoder = GpuDecoder(reader, CPU, decode=stand_in)
     for positions in (np.arange(COUNT), np.arange(COUNT, 2 * COUNT)):
         expected, known = fill_on_host(twin, positions)
-        batch = decoder.decode_batch(decoder.open_batch(BatchRequest(positions, SIZE)))
+        pixels, batch, _ = fill_on_device(reader, positions)
         assert batch.indices.tolist() == known.indices.tolist()
-        assert_alike(batch.pixels.numpy(), expected)
-    decoder.close()
+        assert_alike(pixels, expected)
 
 
 def test_too_many_bad_training_images_end_the_run(spoiled):

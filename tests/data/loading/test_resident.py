@@ -37,7 +37,7 @@ def test_batches_are_those_of_the_host(transform):
     spec = embedded_spec(transform=transform)
     with (
         Loader(spec, workers=0) as host,
-        Loader(spec, workers=2, backend=lambda reader: ResidentBackend(reader, CPU)) as device,
+        Loader(spec, workers=2, backend=lambda reader, _: ResidentBackend(reader, CPU)) as device,
     ):
         ours = [step for [step] in host.steps_from(198, 202, micro_batch=GLOBAL_BATCH)]
         theirs = [step for [step] in device.steps_from(198, 202, micro_batch=GLOBAL_BATCH)]
@@ -49,7 +49,7 @@ def test_batches_are_those_of_the_host(transform):
 
 def test_shares_are_slices_of_the_whole():
     spec = embedded_spec()
-    with Loader(spec, workers=0, backend=lambda reader: ResidentBackend(reader, CPU)) as loader:
+    with Loader(spec, workers=0, backend=lambda reader, _: ResidentBackend(reader, CPU)) as loader:
         whole = list(loader.steps_from(198, 202, micro_batch=10))
         for replica in range(2):
             own = list(loader.steps_from(198, 202, micro_batch=10, share=Share((replica,), 2)))

@@ -12,6 +12,7 @@ from phalanx.data.convert.sample import EncodeOptions, Sample, convert_sample
 from phalanx.data.formats.packed import open_packed
 from phalanx.data.loading.gpu_decode import GpuDecoder
 from phalanx.data.loading.loader import Loader
+from phalanx.data.loading.opened_rows import open_rows_here
 from phalanx.data.loading.reader import BatchRequest, InputSpec, Reader
 from phalanx.data.orientation import turn_box, turn_pixels
 from phalanx.data.transforms.transform import TransformSpec
@@ -44,7 +45,7 @@ def make_samples(*, lying, form="PNG"):
 
 def stand_in(files):
     """Does nvJPEG's part without a GPU."""
-    return [torch.from_numpy(simplejpeg.decode_jpeg(file)).permute(2, 0, 1) for file in files]
+    return [torch.from_numpy(simplejpeg.decode_jpeg(f.numpy())).permute(2, 0, 1) for f in files]
 
 
 def write_tar(folder, samples):
@@ -130,10 +131,12 @@ def test_the_device_turns_what_it_decodes(tmp_path, split):
     positions, pixels = np.arange(COUNT), np.empty((COUNT, SIZE, SIZE, 3), np.uint8)
     host = Reader(spec_of(root), split)
     host.fill(positions, pixels)
-    decoder = GpuDecoder(Reader(spec_of(root), split), torch.device("cpu"), decode=stand_in)
-    opened = decoder.open_batch(BatchRequest(positions, SIZE))
-    assert all(row.jpeg is not None for row in opened.rows)
-    batch = decoder.decode_batch(opened)
+    reader = Reader(replace(spec_of(root), gpu_percent=100), split)
+    request = BatchRequest(positions, SIZE)
+    [opened] = open_rows_here(reader, [request])
+    assert len(opened.jpegs) == COUNT
+    decoder = GpuDecoder(reader, torch.device("cpu"), decode=stand_in)
+    [batch] = decoder.batches([request])
     decoder.close()
     apart = np.abs(batch.pixels.numpy().astype(int) - pixels).mean((1, 2, 3))
     assert apart.max() < 6  # another filter; a wrong turn is 40 apart

@@ -1,51 +1,45 @@
-"""JPEGs decoded, cropped and resized on the GPU: the images stay there.
+"""JPEGs decoded, cropped and resized on the GPU, beside what the cores decode: images stay there.
 
-The same images, crops, mirrors and labels as a Reader gives, with pixels that differ a little: the
-GPU's decoder rounds otherwise, and crops are resized as Pillow's bilinear filter does it.
+The same images, crops, mirrors and labels as a Reader gives, with pixels that differ a little where
+the GPU decodes: its decoder rounds otherwise, and crops are resized as Pillow's bilinear filter
+does it.
 
-A batch is made in two phases, so that the disk and the GPU work at the same time. A thread opens
-the files of the next batch: it reads their bytes and headers and chooses the crops, which takes
-their sizes and no pixels. Then the batch is decoded, on a stream of its own.
+Worker processes open the files (opened_rows.py): they read bytes and headers and choose the crops,
+which takes sizes and no pixels, and decode the rows that are the cores' share. A thread here takes
+both out of their memory, a task at a time; then the batch is decoded, on a stream of its own.
 
 What nvJPEG cannot do, the host does: other formats, unusual colours, and files that end early, of
 which nvJPEG would say nothing. It answers for a whole batch: when it fails for one image, none is
-decoded. All are then tried again one by one, and those that fail alone go to the host, so that an
-image is called bad only when the host cannot decode it either.
+decoded. All are then tried again one by one, and those that fail alone are opened anew here and go
+to the host, so that an image is called bad only when the host cannot decode it either.
 """
 
 import sys
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from itertools import pairwise
-from typing import NamedTuple, TypeGuard
+from itertools import cycle, pairwise, tee
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from phalanx.data.formats.decode import (
-    JPEG_START,
-    BadImage,
-    EncodedImage,
-    Image,
-    Pixels,
-    decode_image,
-    image_shape,
-)
-from phalanx.data.formats.folder import FolderSource
-from phalanx.data.formats.index import IndexedSource
+from phalanx.data.formats.decode import EncodedImage, Image
 from phalanx.data.loading.loader import BatchBackend, prefetch
-from phalanx.data.loading.reader import Batch, BatchRequest, Reader
-from phalanx.data.orientation import TURNS, UPRIGHT
-from phalanx.data.transforms.transform import (
-    FloatCrop,
-    TransformSpec,
-    choose_crop_and_flip,
-    find_centre_crop,
+from phalanx.data.loading.opened_rows import (
+    JPEG_FIELDS,
+    OpenedRows,
+    OpenRows,
+    describe_jpeg,
+    is_gpu_decodable,
+    open_rows_here,
 )
+from phalanx.data.loading.reader import Batch, BatchRequest, Reader, refuse_too_many_bad
+from phalanx.data.orientation import TURNS, UPRIGHT
+from phalanx.data.transforms.transform import TransformSpec
 from phalanx.errors import ConfigError
 from phalanx.kernels.crop_resize import crop_and_resize
 
@@ -54,163 +48,202 @@ try:
 except ImportError:  # the CPU's path does without it
     simplejpeg = None
 
-Decode = Callable[[list[bytes]], list[Tensor]]  # JPEGs to uint8 [3, height, width] on the device
-_Decoded = Tensor | Pixels | BadImage  # on the device, on the host, or neither
+Decode = Callable[[list[Tensor]], list[Tensor]]  # JPEGs to uint8 [3, height, width] on the device
+_Integers = NDArray[np.int64]
+_Bytes = NDArray[np.uint8]
 
 MAX_DECODED_BYTES = 2**30  # of images decoded at a time
-_READERS = 8
 _USUAL_SWITCH_S = sys.getswitchinterval()
 _SWITCH_S = 1e-4  # between threads: at the usual 5 ms a finished decode waits for a busy reader
-_JPEG_END = b"\xff\xd9"
-_COLOURS = ("YCbCr", "Gray")
-_BLANK = np.zeros((1, 1, 3), np.uint8)  # stands in for an image that is not scored
 _HOST_OPTIONS = ("color_jitter", "auto_augment", "random_erasing")
+_LEFT_OUT = -1  # the size of a JPEG that is opened anew instead
+_BUFFERS = 3  # of files: of a batch being collected, of one being decoded, and of the one before
 
 
-@dataclass
-class _OpenedImage:
-    """An image of a batch that is read and not yet decoded."""
+class _FileBuffer:
+    """Files one after the other, in memory that is kept: fresh memory costs more than the copy."""
 
-    index: int  # -1 for one that is not scored
-    image: Image
-    draws: list[float]
-    crop: FloatCrop
-    flip: bool
-    jpeg: bytes | None  # what the device is to decode, if it can
+    def __init__(self) -> None:
+        self._bytes: _Bytes = np.empty(0, np.uint8)
+        self._used = 0
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._used = 0
+
+    def append(self, files: _Bytes) -> None:
+        """Copy the bytes of some files behind those that are there."""
+        end = self._used + len(files)
+        if end > len(self._bytes):
+            grown = np.empty(2 * end, np.uint8)
+            grown[: self._used] = self._bytes[: self._used]
+            self._bytes = grown
+        self._bytes[self._used : end] = files
+        self._used = end
+
+    def split(self, sizes: _Integers) -> list[Tensor]:
+        """The single files, without a copy."""
+        return list(torch.from_numpy(self._bytes[: self._used]).split(sizes.tolist()))
 
 
-class _OpenedBatch(NamedTuple):
+class _CollectedBatch(NamedTuple):
+    """The rows of a batch, taken out of the memory they were opened in."""
+
     request: BatchRequest
-    rows: list[_OpenedImage]
+    indices: _Integers
+    pixel_rows: _Integers
+    pixels: Tensor  # of these rows
+    jpegs: NDArray[np.void]  # of JPEG_FIELDS
+    files: list[Tensor]  # of the JPEGs; empty for one that is to be opened anew
 
 
 class GpuDecoder(BatchBackend):
     """Makes the batches that its reader would, on a device.
 
-    decode: what turns JPEGs into tensors on the device, nvJPEG if not given. failed_calls: how many
-    calls of it failed, whose images were then tried one by one.
+    open_rows: what opens the files, this process if not given. decode: what turns JPEGs into
+    tensors on the device, nvJPEG if not given. failed_calls: how many calls of it failed, whose
+    images were then tried one by one.
     """
 
-    def __init__(self, reader: Reader, device: torch.device, *, decode: Decode | None = None):
+    def __init__(
+        self,
+        reader: Reader,
+        device: torch.device,
+        *,
+        open_rows: OpenRows | None = None,
+        decode: Decode | None = None,
+    ):
         _refuse_host_options(reader.spec.transform, training=reader.split == "train")
         self.reader, self.device = reader, device
         self.failed_calls = 0
+        self._open_rows = open_rows or partial(open_rows_here, reader)
         self._decode = decode or NvJpeg(device)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._threads = ThreadPoolExecutor(_READERS, "gpu-decode")
+        self._on_gpu = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if self._on_gpu else None
+        self._buffers = cycle([_FileBuffer() for _ in range(_BUFFERS)])
         sys.setswitchinterval(_SWITCH_S)
 
     def close(self) -> None:
-        """End the threads; does nothing the second time."""
-        self._threads.shutdown()
+        """Leave the process as it was; does nothing the second time."""
         sys.setswitchinterval(_USUAL_SWITCH_S)
 
     def batches(self, requests: Iterable[BatchRequest]) -> Generator[Batch, None, None]:
-        """The batch of each request; files are opened ahead."""
-        with closing(prefetch(map(self.open_batch, requests))) as opened:
-            yield from map(self.decode_batch, opened)
+        """The batch of each request; the next ones are opened and collected meanwhile."""
+        ahead, behind = tee(requests)
+        with closing(self._open_rows(ahead)) as opened:
+            collected = (self._collect(request, opened) for request in behind)
+            with closing(prefetch(collected)) as ready:
+                yield from map(self._decode_batch, ready)
 
-    def open_batch(self, request: BatchRequest) -> _OpenedBatch:
-        """The images to decode, and the crop of each; may run ahead of `decode_batch`."""
+    def _collect(self, request: BatchRequest, opened: Iterator[OpenedRows]) -> _CollectedBatch:
+        """Copy the rows of a batch, piece by piece; nothing is done for each image."""
         positions, size = request
-        indices, draws = self.reader.find_samples(positions)
-        opened = self._open_images(indices.tolist())
-        rows = [
-            self._choose_crop(index, image, numbers, size)
-            for (index, image), numbers in zip(opened, draws, strict=True)
-        ]
-        return _OpenedBatch(request, rows)
+        pixels = torch.empty(
+            (len(positions), size, size, 3), dtype=torch.uint8, pin_memory=self._on_gpu
+        )
+        array, buffer = pixels.numpy(), next(self._buffers)
+        indices, pixel_rows, jpegs = np.empty_like(positions), [], []
+        start, filled = 0, 0
+        buffer.clear()
+        while start < len(positions):
+            piece = next(opened)
+            array[filled : filled + len(piece.pixels)] = piece.pixels
+            buffer.append(piece.files)
+            indices[start : start + len(piece.indices)] = piece.indices
+            pixel_rows.append(piece.pixel_rows + start)
+            piece.jpegs["row"] += start
+            jpegs.append(piece.jpegs)
+            start, filled = start + len(piece.indices), filled + len(piece.pixels)
+        refuse_too_many_bad(self.reader.problems.bad, self.reader.max_bad)
+        table = np.concatenate(jpegs)
+        files = buffer.split(table["size"])
+        self._complete_files(table, files, indices)
+        rows = np.concatenate(pixel_rows)
+        return _CollectedBatch(request, indices, rows, pixels[:filled], table, files)
 
-    def _open_images(self, indices: list[int]) -> list[tuple[int, Image]]:
-        """Each image, or what takes its place, with its index.
+    def _complete_files(
+        self, jpegs: NDArray[np.void], files: list[Tensor], indices: _Integers
+    ) -> None:
+        """Read what found no room; leave out what this process alone knows to be bad."""
+        bad = self.reader.problems.bad
+        if bad:
+            known = np.isin(indices[jpegs["row"]], list(bad))
+            jpegs["size"][known] = _LEFT_OUT
+        for number in np.flatnonzero(jpegs["size"] == 0).tolist():
+            image = self.reader.try_open(int(indices[jpegs["row"][number]]))
+            jpegs["size"][number] = _LEFT_OUT
+            if isinstance(image, EncodedImage):
+                jpegs["size"][number], files[number] = len(image.data), _to_tensor(image.data)
 
-        Files are opened by several threads; pieces of large ones are announced together.
-        """
-        reader = self.reader
-        good = [index for index in indices if index not in reader.problems.bad]
-        if isinstance(reader.source, IndexedSource):
-            reader.source.prefetch(good)
-        read = self._threads.map if isinstance(reader.source, FolderSource) else map
-        opened = dict(zip(good, read(reader.try_open, good), strict=True))
-        images = []
-        for index in indices:
-            image = reader.record(index, opened[index]) if index in opened else None
-            images.append(self._find_replacement(index) if image is None else (index, image))
-        return images
-
-    def _find_replacement(self, index: int) -> tuple[int, Image]:
-        """What takes the place of a bad image: the next one in training, nothing when scoring."""
-        training = self.reader.split == "train"
-        return self.reader.find_next_readable(index) if training else (-1, _BLANK)
-
-    def _choose_crop(self, index: int, image: Image, draws: list[float], size: int) -> _OpenedImage:
-        spec, sides, flip = self.reader.spec.transform, image_shape(image), False
-        crop: FloatCrop
-        if self.reader.split == "train":
-            box = self.reader.find_box(index, image)
-            crop, flip = choose_crop_and_flip(spec, sides, box, draws)
-        else:
-            crop = find_centre_crop(*sides, size, share=spec.eval_crop)
-        jpeg = image.data if is_gpu_decodable(image) else None
-        return _OpenedImage(index, image, draws, crop, flip, jpeg)
-
-    def decode_batch(self, opened: _OpenedBatch) -> Batch:
+    def _decode_batch(self, batch: _CollectedBatch) -> Batch:
         """The batch on the device, to be used once `ready` has come."""
-        (positions, size), rows = opened
-        done = []
+        (positions, size), indices = batch.request, batch.indices
+        shape = len(positions), size, size, 3
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
-            for part in _split_by_memory(rows):
-                tensors = self._decode_rows(rows, part, size)
-                crops, flips = [row.crop for row in rows[part]], [row.flip for row in rows[part]]
-                done.append(crop_and_resize(tensors, crops, flips, size=size))
-            pixels = torch.cat(done) if len(done) > 1 else done[0]
-        indices = np.array([row.index for row in rows], np.int64)
+            out = torch.empty(shape, dtype=torch.uint8, device=self.device)
+            refused = self._decode_jpegs(batch, out)
+            if len(batch.pixel_rows):
+                self._put(batch.pixels.to(self.device, non_blocking=True), batch.pixel_rows, out)
+            for row in refused:
+                indices[row], out[row] = self._remake(int(positions[row]), int(indices[row]), size)
         ready = self._stream.record_event() if self._stream else None
-        return Batch(pixels, self.reader.find_labels(indices), indices, positions, ready)
+        return Batch(out, self.reader.find_labels(indices), indices, positions, ready)
 
-    def _decode_rows(self, rows: list[_OpenedImage], part: slice, size: int) -> list[Tensor]:
-        """The pixels on the device; another image takes the row of one that is bad."""
-        tensors = []
-        for number, decoded in enumerate(self._decode_all(rows[part]), start=part.start):
-            pixels = decoded
-            while isinstance(pixels, BadImage):
-                row = rows[number]
-                self.reader.record_bad(row.index, pixels)
-                index, image = self._find_replacement(row.index)
-                rows[number] = self._choose_crop(index, image, row.draws, size)
-                pixels = self._decode_one(rows[number])
-            tensors.append(pixels if isinstance(pixels, Tensor) else self._upload(pixels))
-        return tensors
+    def _decode_jpegs(self, batch: _CollectedBatch, out: Tensor) -> list[int]:
+        """Write the rows that the device decodes; gives those that it does not."""
+        jpegs, files = batch.jpegs, batch.files
+        rows: list[int] = jpegs["row"].tolist()
+        refused = [row for row, size in zip(rows, jpegs["size"], strict=True) if size == _LEFT_OUT]
+        for numbers in _split_by_memory(jpegs):
+            tensors = dict(
+                zip(numbers, self._try_decode([files[n] for n in numbers]), strict=False)
+            )
+            if not tensors:  # one of them was refused: each by itself tells which
+                alone = {number: self._try_decode([files[number]]) for number in numbers}
+                refused += [rows[number] for number in numbers if not alone[number]]
+                tensors = {number: found[0] for number, found in alone.items() if found}
+            if tensors:
+                part = jpegs[[*tensors]]
+                cut = _cut([*tensors.values()], part, batch.request.size)
+                self._put(cut, part["row"], out)
+        return refused
 
-    def _decode_all(self, rows: list[_OpenedImage]) -> list[_Decoded]:
-        """The pixels of each image, from the device where it can, else from the host."""
-        on_gpu = [row for row in rows if row.jpeg is not None]
-        tensors = self._decode_on_device(on_gpu)
-        if on_gpu and not tensors:  # one of them was refused: each by itself tells which
-            return [self._decode_one(row) for row in rows]
-        others = [row.image for row in rows if row.jpeg is None]
-        on_device, on_host = iter(tensors), self._threads.map(_decode_on_host, others)
-        return [next(on_host if row.jpeg is None else on_device) for row in rows]
-
-    def _decode_one(self, row: _OpenedImage) -> _Decoded:
-        """One image by itself, from the device where it can: the same whenever it is asked for."""
-        tensors = [] if row.jpeg is None else self._decode_on_device([row])
-        return tensors[0] if tensors else _decode_on_host(row.image)
-
-    def _decode_on_device(self, rows: list[_OpenedImage]) -> list[Tensor]:
-        """These images, turned upright; none at all where the device refuses one of them."""
+    def _try_decode(self, files: list[Tensor]) -> list[Tensor]:
+        """These images as they are stored; none at all where the device refuses one of them."""
         try:
-            tensors = self._decode([row.jpeg for row in rows if row.jpeg]) if rows else []
-            return [_turn_tensor(t, row.image) for t, row in zip(tensors, rows, strict=True)]
+            return self._decode(files)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except RuntimeError:
             self.failed_calls += 1
             return []
 
-    def _upload(self, pixels: Pixels) -> Tensor:
-        writable = np.require(pixels, requirements=["C", "W"])  # torch warns about others
-        return torch.from_numpy(writable).to(self.device, non_blocking=True).permute(2, 0, 1)
+    def _put(self, squares: Tensor, rows: _Integers, out: Tensor) -> None:
+        """Write images to rows of a batch, on the device."""
+        out.index_copy_(0, torch.from_numpy(rows).to(self.device, non_blocking=True), squares)
+
+    def _remake(self, position: int, index: int, size: int) -> tuple[int, Tensor]:
+        """The image of one row, whose image of that index the device refused, and its own index.
+
+        Opened anew: the host decodes that image, or another one takes its place.
+        """
+        reader, refused = self.reader, {index}
+        (first,), (draws,) = reader.find_samples(np.array([position]))
+        square = np.empty((size, size, 3), np.uint8)
+
+        def leave(index: int, image: Image) -> bool:
+            return index not in refused and is_gpu_decodable(image)
+
+        while True:
+            image = reader.open(int(first))
+            index, jpeg = reader.fill_row(int(first), image, draws, square, leave=leave)
+            if not isinstance(jpeg, EncodedImage):
+                return index, torch.from_numpy(square)
+            facts = 0, len(jpeg.data), *describe_jpeg(reader, index, jpeg, draws, size)
+            tensors = self._try_decode([_to_tensor(jpeg.data)])
+            if tensors:
+                return index, _cut(tensors, np.array([facts], JPEG_FIELDS), size)[0]
+            refused.add(index)
 
 
 class NvJpeg:
@@ -219,58 +252,41 @@ class NvJpeg:
     def __init__(self, device: torch.device):
         self._io = import_module("torchvision.io")
         self._device = device
-        self._buffer = np.empty(0, np.uint8)  # kept: fresh memory costs more than the copy
 
-    def __call__(self, files: list[bytes]) -> list[Tensor]:
+    def __call__(self, files: list[Tensor]) -> list[Tensor]:
         """The images on the device; raises RuntimeError when one cannot be decoded."""
-        sizes = [len(file) for file in files]
-        if sum(sizes) > len(self._buffer):
-            self._buffer = np.empty(2 * sum(sizes), np.uint8)
-        joined = self._buffer[: sum(sizes)]
-        np.concatenate([np.frombuffer(file, np.uint8) for file in files], out=joined)
         # torchvision decodes on its own stream, into memory that work of ours may still be reading
         torch.cuda.current_stream(self._device).synchronize()
-        pieces = list(torch.from_numpy(joined).split(sizes))
-        mode = self._io.ImageReadMode.RGB
-        return self._io.decode_jpeg(pieces, mode=mode, device=self._device)
+        return self._io.decode_jpeg(files, mode=self._io.ImageReadMode.RGB, device=self._device)
 
 
-def _split_by_memory(rows: list[_OpenedImage]) -> list[slice]:
-    """Neighbours whose pixels fit into memory together."""
-    sizes = [3 * height * width for height, width in (image_shape(row.image) for row in rows)]
+def _split_by_memory(jpegs: NDArray[np.void]) -> list[list[int]]:
+    """Numbers of JPEGs to decode, neighbours whose pixels fit into memory together."""
+    numbers = np.flatnonzero(jpegs["size"] != _LEFT_OUT)
+    sizes = 3 * jpegs["sides"][numbers].prod(axis=1)
     bounds = np.flatnonzero(np.diff(np.cumsum(sizes) // MAX_DECODED_BYTES)) + 1
-    return [slice(*ends) for ends in pairwise([0, *bounds.tolist(), len(rows)])]
+    parts = [slice(*ends) for ends in pairwise([0, *bounds.tolist(), len(numbers)])]
+    return [numbers[part].tolist() for part in parts if len(numbers)]
 
 
-def is_gpu_decodable(image: Image) -> TypeGuard[EncodedImage]:
-    """Whether nvJPEG is to decode it: a whole JPEG of a usual kind."""
-    if not isinstance(image, EncodedImage):
-        return False
-    if not (image.data.startswith(JPEG_START) and image.data.endswith(_JPEG_END)):
-        return False  # cut short perhaps, which the device would not tell
-    try:
-        return simplejpeg.decode_jpeg_header(image.data)[2] in _COLOURS
-    except ValueError:
-        return False
+def _cut(tensors: list[Tensor], jpegs: NDArray[np.void], size: int) -> Tensor:
+    """The crops of decoded JPEGs [N, size, size, 3], turned upright before."""
+    for number in np.flatnonzero(jpegs["orientation"] != UPRIGHT).tolist():
+        tensors[number] = _turn_tensor(tensors[number], int(jpegs["orientation"][number]))
+    return crop_and_resize(tensors, jpegs["crop"], jpegs["flip"], size=size)
 
 
-def _turn_tensor(tensor: Tensor, image: Image) -> Tensor:
+def _turn_tensor(tensor: Tensor, orientation: int) -> Tensor:
     """The pixels [3, height, width] of an image as they are to be shown."""
-    orientation = image.orientation if isinstance(image, EncodedImage) else UPRIGHT
-    if orientation == UPRIGHT:
-        return tensor
     turn = TURNS[orientation]
     if turn.transpose:
         tensor = tensor.transpose(1, 2)
     return tensor.flip([1] * turn.flip_rows + [2] * turn.flip_columns).contiguous()
 
 
-def _decode_on_host(image: Image) -> Pixels | BadImage:
-    """The whole image, or what is wrong with it."""
-    try:
-        return decode_image(image)
-    except BadImage as bad:
-        return bad
+def _to_tensor(file: bytes) -> Tensor:
+    """A copy of a file's bytes, which torch does not share: it takes memory for writable."""
+    return torch.from_numpy(np.frombuffer(file, np.uint8).copy())
 
 
 def _refuse_host_options(spec: TransformSpec, *, training: bool) -> None:
@@ -290,7 +306,7 @@ def find_gpu_decode_problem(device: torch.device) -> str:
     if simplejpeg is None:
         return "simplejpeg is not installed"
     try:
-        NvJpeg(device)([simplejpeg.encode_jpeg(np.zeros((16, 16, 3), np.uint8))])
+        NvJpeg(device)([_to_tensor(simplejpeg.encode_jpeg(np.zeros((16, 16, 3), np.uint8)))])
     except (ImportError, OSError) as cause:
         return f"torchvision cannot be imported ({cause})"
     except (RuntimeError, AttributeError) as cause:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
+from functools import partial
 from itertools import tee
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import Source, Split
 from phalanx.data.loading.cache import SharedCaches
+from phalanx.data.loading.opened_rows import OpenedRows, OpenRows, open_rows_here
 from phalanx.data.loading.reader import (
     Batch,
     BatchRequest,
@@ -39,7 +41,10 @@ _SPLITS: tuple[Split, ...] = ("train", "valid")
 
 def prefetch(items: Iterator[_Item]) -> Generator[_Item, None, None]:
     """The same items in the same order, each made by a thread while the one before is used."""
-    with ThreadPoolExecutor(1, "prefetch") as thread:
+    with (
+        closing(items) if isinstance(items, Generator) else nullcontext(),
+        ThreadPoolExecutor(1, "prefetch") as thread,
+    ):
         coming = thread.submit(next, items, _END)
         while (item := coming.result()) is not _END:
             coming = thread.submit(next, items, _END)
@@ -50,6 +55,7 @@ class BatchBackend:
     """Makes batches of one split in this process; `close` frees what it holds."""
 
     needs_prefetch = True  # unless a batch costs the host so little that a thread would cost more
+    works_ahead = False  # whether other processes make the next batches meanwhile
 
     def batches(self, requests: Iterable[BatchRequest]) -> _Stream:
         """The batch of each request, in order."""
@@ -73,6 +79,31 @@ class _HostBackend(BatchBackend):
             yield self._reader.fill(positions, self._allocate((len(positions), size, size, 3)))
 
 
+class _WorkerBackend(BatchBackend):
+    """Fills memory of this process with what workers have decoded."""
+
+    works_ahead = True
+
+    def __init__(self, reader: Reader, open_rows: OpenRows, allocate: _Allocate):
+        self._reader, self._open_rows, self._allocate = reader, open_rows, allocate
+
+    def batches(self, requests: Iterable[BatchRequest]) -> _Stream:
+        """The images in arrays."""
+        reader = self._reader
+        ahead, behind = tee(requests)
+        with closing(self._open_rows(ahead)) as opened:
+            for positions, size in behind:
+                pixels = self._allocate((len(positions), size, size, 3))
+                indices, start = np.empty_like(positions), 0
+                while start < len(positions):
+                    piece = next(opened)
+                    rows = slice(start, start + len(piece.indices))
+                    pixels[rows], indices[rows] = piece.pixels, piece.indices
+                    start = rows.stop
+                refuse_too_many_bad(reader.problems.bad, reader.max_bad)
+                yield Batch(pixels, reader.find_labels(indices), indices, positions)
+
+
 class Loader:
     """Gives the batches of an input spec: the same bytes for any number of workers.
 
@@ -82,7 +113,7 @@ class Loader:
     images_per_task: how many a worker fills at a time. cache: how many processes of this machine,
     with this one, keep encoded images in memory; 0 for none.
     allocate: where batches are put together, plain memory if not given. backend: makes the batches
-    of a reader on the device, without workers.
+    of a reader on the device; of what workers, or this process, open for it, if it asks for that.
     """
 
     def __init__(
@@ -94,17 +125,19 @@ class Loader:
         images_per_task: int = _IMAGES_PER_TASK,
         cache: int = 0,
         allocate: _Allocate | None = None,
-        backend: Callable[[Reader], BatchBackend] | None = None,
+        backend: Callable[[Reader, OpenRows], BatchBackend] | None = None,
     ):
+        if spec.gpu_percent and backend is None:
+            left = f"{spec.gpu_percent} % of the images are left to a GPU"
+            raise ValueError(f"{left}, and none is given")
         self.spec = spec
         self.on_device = backend is not None  # where the images are made
-        self.workers = 0 if self.on_device else workers
+        self.workers = workers
         self.max_bad = max_bad
         self._images_per_task = images_per_task
         self._allocate = allocate or (lambda shape: np.empty(shape, np.uint8))
-        self._build_backend = backend or (
-            lambda reader: _HostBackend(reader, self._allocate, feeds_cpu=allocate is None)
-        )
+        self._feeds_cpu = allocate is None
+        self._build_backend = backend or self._build_host_backend
         self._caches: SharedCaches | None = None
         if cache:  # at once: where it does not fit, that is told before anything begins
             sources = {split: spec.open(split) for split in _SPLITS}
@@ -157,7 +190,7 @@ class Loader:
 
     def needs_prefetch(self, split: Split) -> bool:
         """Whether making a batch takes the host so long that it should be made ahead of its use."""
-        return self.workers > 0 or self._backend(split).needs_prefetch
+        return self._backend(split).needs_prefetch
 
     def reader(self, split: Split) -> Reader:
         """What reads one split here."""
@@ -250,9 +283,11 @@ class Loader:
     def close(self) -> None:
         """End the workers; does nothing the second time."""
         if self._pool is not None:
-            self._pool.close()
+            self._pool.stop_workers()
         while self._streams:
             self._streams.popitem()[1].close()
+        if self._pool is not None:
+            self._pool.close()
         for backend in self._backends.values():
             backend.close()
         self._backends, self._readers = {}, {}  # and with them the memory they hold
@@ -270,12 +305,10 @@ class Loader:
         """The batch of each request, in order; ends the split's stream before."""
         if split in self._streams:
             self._streams.pop(split).close()
-        if self.workers:
-            stream = self._stream_from_workers(split, requests)
-        else:
-            backend = self._backend(split)
-            stream = backend.batches(requests)
-            stream = prefetch(stream) if backend.needs_prefetch else stream
+        backend = self._backend(split)
+        stream = backend.batches(requests)
+        if backend.needs_prefetch and not backend.works_ahead:
+            stream = prefetch(stream)
         if isinstance(self.source(split), IndexedSource):
             stream = self._compare_with_seen(split, stream)
         self._streams[split] = stream
@@ -291,34 +324,28 @@ class Loader:
 
     def _backend(self, split: Split) -> BatchBackend:
         if split not in self._backends:
-            self._backends[split] = self._build_backend(self.reader(split))
+            open_rows = partial(self._open_rows, split)
+            self._backends[split] = self._build_backend(self.reader(split), open_rows)
         return self._backends[split]
 
-    def _stream_from_workers(self, split: Split, requests: Iterable[BatchRequest]) -> _Stream:
-        reader = self.reader(split)  # a folder that cannot be read is told before workers start
-        ahead, behind = tee(requests)
-        with closing(self._open_pool().stream(split, self._cut_to_tasks(ahead))) as filled:
-            for request in behind:
-                batch = self._join_tasks(request, filled)
-                refuse_too_many_bad(reader.problems.bad, reader.max_bad)
-                yield batch
+    def _build_host_backend(self, reader: Reader, open_rows: OpenRows) -> BatchBackend:
+        if self.workers:
+            return _WorkerBackend(reader, open_rows, self._allocate)
+        return _HostBackend(reader, self._allocate, feeds_cpu=self._feeds_cpu)
+
+    def _open_rows(
+        self, split: Split, requests: Iterable[BatchRequest]
+    ) -> Generator[OpenedRows, None, None]:
+        """The rows of each request in order, of no more images than a worker fills at a time."""
+        tasks = self._cut_to_tasks(requests)
+        if self.workers:
+            return self._open_pool().stream(split, tasks)
+        return open_rows_here(self.reader(split), tasks)
 
     def _cut_to_tasks(self, requests: Iterable[BatchRequest]) -> Iterator[BatchRequest]:
-        """Requests of no more images than a worker fills at a time."""
         for positions, size in requests:
             for start in range(0, len(positions), self._images_per_task):
                 yield BatchRequest(positions[start : start + self._images_per_task], size)
-
-    def _join_tasks(self, request: BatchRequest, filled: Iterator[Batch]) -> Batch:
-        """The batch of a request, from what workers filled of it."""
-        positions, size = request
-        pixels = self._allocate((len(positions), size, size, 3))
-        labels, indices = np.empty_like(positions), np.empty_like(positions)
-        for start in range(0, len(positions), self._images_per_task):
-            piece = next(filled)
-            rows = slice(start, start + len(piece.labels))
-            pixels[rows], labels[rows], indices[rows] = piece.pixels, piece.labels, piece.indices
-        return Batch(pixels, labels, indices, positions)
 
     def _open_pool(self) -> WorkerPool:
         if self._pool is None:

@@ -48,6 +48,7 @@ class InputSpec:
     growth: tuple[tuple[int, int], ...] = ()  # until which step training images have which size
     limits: ReadLimits = DEFAULT_LIMITS  # an image above them is bad
     upright: bool = True  # images are turned as their EXIF says
+    gpu_percent: int = 0  # of the images are left to a GPU to decode
 
     def size_at(self, step: int) -> int:
         """Height and width of that step's training images."""
@@ -172,45 +173,55 @@ class Reader:
 
     def _fill_training(self, positions: _Integers, out: _Bytes) -> _Integers:
         indices, draws = self.find_samples(positions)
-        images = [self._open(index) for index in indices.tolist()]
+        images = [self.open(index) for index in indices.tolist()]
         if any(image is None or isinstance(image, EncodedImage) for image in images):
             for row, image in enumerate(images):
-                indices[row] = self._fill_row(int(indices[row]), image, draws[row], out[row])
+                index = int(indices[row])
+                indices[row], _ = self.fill_row(index, image, draws[row], out[row])
         else:  # pixels in memory: the whole batch in one call
             boxes = map(self.find_box, indices.tolist(), images)
             samples = list(zip(images, draws, boxes, strict=True))
             self.transform.apply_training(samples, out)  # type: ignore[arg-type]
         return indices
 
-    def _fill_row(
-        self, index: int, image: Image | None, draws: Sequence[float], out: _Bytes
-    ) -> int:
-        """Write one image, or the next one that decodes; gives the index it has."""
-        while True:
-            if image is None:
-                index, image = self.find_next_readable(index)
-            try:
-                sample = image, draws, self.find_box(index, image)
-                self.transform.apply_training([sample], out[None])
-                return index
-            except BadImage as bad:
-                self.record_bad(index, bad)
-                image = None
-
     def _fill_evaluation(self, positions: _Integers, out: _Bytes) -> _Integers:
-        indices, _ = self.find_samples(positions)
+        indices, draws = self.find_samples(positions)
         for row, index in enumerate(positions.tolist()):
-            image = self._open(index)
+            indices[row], _ = self.fill_row(index, self.open(index), draws[row], out[row])
+        return indices
+
+    def fill_row(
+        self,
+        index: int,
+        image: Image | None,
+        draws: Sequence[float],
+        out: _Bytes,
+        *,
+        leave: Callable[[int, Image], bool] = lambda index, image: False,
+    ) -> tuple[int, Image | None]:
+        """Write an image, or what takes the place of a bad one; gives the index it has.
+
+        In training the next one that decodes does, in scoring black does, with the index -1.
+        leave: which images are not to be decoded; such a one is given back, and nothing is written.
+        """
+        while True:
+            if image is None and self.split == "valid":
+                out[:] = 0
+                return -1, None
+            if image is None:
+                index, image = self._find_next_readable(index)
+            if leave(index, image):
+                return index, image
             try:
-                if image is not None:
-                    self.transform.apply_evaluation(image, out[row])
+                if self.split == "train":
+                    sample = image, draws, self.find_box(index, image)
+                    self.transform.apply_training([sample], out[None])
+                else:
+                    self.transform.apply_evaluation(image, out)
+                return index, None
             except BadImage as bad:
                 self.record_bad(index, bad)
                 image = None
-            if image is None:
-                out[row] = 0
-                indices[row] = -1
-        return indices
 
     def find_samples(self, positions: _Integers) -> tuple[_Integers, list[list[float]]]:
         """The image at each position, and the random numbers it is augmented with in training."""
@@ -237,7 +248,7 @@ class Reader:
             return turn_box(box, image.orientation)
         return box
 
-    def find_next_readable(self, index: int) -> tuple[int, Image]:
+    def _find_next_readable(self, index: int) -> tuple[int, Image]:
         """The image after this one that opens, and its index; raises DataError when none does."""
         image = None
         while image is None:
@@ -245,14 +256,23 @@ class Reader:
             if len(bad) == len(self.source):
                 raise DataError(_describe_bad(bad, "none of the training images can be read"))
             index = (index + 1) % len(self.source)
-            image = self._open(index)
+            image = self.open(index)
         return index, image
 
-    def _open(self, index: int) -> Image | None:
-        """The image, decoded or to be decoded; None for a bad one."""
+    def open(self, index: int) -> Image | None:
+        """The image, decoded or to be decoded; None for a bad one. What is notable is kept."""
         if index in self.problems.bad:
             return None
-        return self.record(index, self.try_open(index))
+        image = self.try_open(index)
+        if isinstance(image, BadImage):
+            self.record_bad(index, image)
+            return None
+        size, notes = self.spec.image_size, self.problems.notes
+        height, width = image_shape(image)
+        if (height < size or width < size) and len(notes) < NOTES_KEPT:
+            name = self.source.name(index)
+            notes[index] = f"{name}: {width}x{height} is enlarged for {size}x{size}"
+        return image
 
     def try_open(self, index: int) -> Image | BadImage:
         """The image, or what is wrong with it; any thread may call it."""
@@ -262,18 +282,6 @@ class Reader:
             return bad
         if isinstance(self.source, IndexedSource):
             self.problems.checksums[index] = self.source.checksum(index, image)
-        return image
-
-    def record(self, index: int, image: Image | BadImage) -> Image | None:
-        """Remember an image that is bad or small; gives it back, or None for a bad one."""
-        if isinstance(image, BadImage):
-            self.record_bad(index, image)
-            return None
-        size, notes = self.spec.image_size, self.problems.notes
-        height, width = image_shape(image)
-        if (height < size or width < size) and len(notes) < NOTES_KEPT:
-            name = self.source.name(index)
-            notes[index] = f"{name}: {width}x{height} is enlarged for {size}x{size}"
         return image
 
     def record_bad(self, index: int, bad: BadImage) -> None:

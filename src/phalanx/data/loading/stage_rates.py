@@ -25,15 +25,21 @@ class Rate:
     what: str
 
 
+_ON_GPU = "in a new run --gpu-decode 0.4, "
 _ADVICE = {
     "read": "a faster disk, or `phalanx data build --to packed`, which reads one file",
-    "decode": "more --workers, or `phalanx data build --to packed --short-side 256`",
+    "decode": "more --workers, {on_gpu}or `phalanx data build --to packed --short-side 256`",
     "augment": "more --workers, or fewer augmentations",
 }
 
 
 def describe_bottleneck(
-    loaded: float, trained: float, *, model: str, stages: Sequence[Rate]
+    loaded: float,
+    trained: float,
+    *,
+    model: str,
+    stages: Sequence[Rate],
+    gpu_could_decode: bool = False,
 ) -> str:
     """Which is slower, loading or training, and what would help; rates in images a second."""
     head = f"reads {loaded:,.0f} images/s; {model} needs {trained:,.0f}"
@@ -41,7 +47,8 @@ def describe_bottleneck(
         return f"{head}: the model is the limit, data is {loaded / trained:.1f} times as fast"
     advised = [rate for rate in stages if rate.stage in _ADVICE]
     slowest = min(advised, key=lambda rate: rate.images_per_second)
-    return f"{head}: data is the limit, mostly {slowest.stage}; {_ADVICE[slowest.stage]}"
+    advice = _ADVICE[slowest.stage].format(on_gpu=_ON_GPU if gpu_could_decode else "")
+    return f"{head}: data is the limit, mostly {slowest.stage}; {advice}"
 
 
 def time_stages(reader: Reader, seconds: float, samples: int = _SAMPLES) -> Iterator[Rate]:

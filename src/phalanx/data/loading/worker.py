@@ -16,18 +16,13 @@ import traceback
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from phalanx.data.formats.file_bytes import take_copies
 from phalanx.data.loading.cache import open_caches
-from phalanx.data.loading.reader import InputSpec, Reader
+from phalanx.data.loading.opened_rows import fill_slot
+from phalanx.data.loading.reader import BatchRequest, InputSpec, Reader
 from phalanx.errors import UserError
 from phalanx.escapes import clean_worker_stderr
-
-
-def view_images(slot: NDArray[np.uint8], images: int, size: int) -> NDArray[np.uint8]:
-    """The images of a slot, which may be fewer and smaller than the slot has room for."""
-    return slot[: images * size * size * 3].reshape(images, size, size, 3)
 
 
 class _LoaderWorker:
@@ -53,15 +48,12 @@ class _LoaderWorker:
         reader = self._readers[split]
         known = reader.problems
         known_bad, known_notes = len(known.bad), len(known.notes)
-        positions = np.array(task["positions"], np.int64)
-        out = view_images(self._slots[task["slot"]], len(positions), task["size"])
-        batch = reader.fill(positions, out)
-        indices = batch.indices.tolist()
-        checksums = [known.checksums.get(index, 0) for index in indices]
+        request = BatchRequest(np.array(task["positions"], np.int64), task["size"])
+        contents = fill_slot(reader, request, self._slots[task["slot"]])
+        checksums = [known.checksums.get(index, 0) for index in contents.indices]
         known.checksums.clear()
         return {
-            "labels": batch.labels.tolist(),
-            "indices": indices,
+            "contents": contents,
             "checksums": checksums,
             "bad": list(known.bad.items())[known_bad:],
             "notes": list(known.notes.items())[known_notes:],

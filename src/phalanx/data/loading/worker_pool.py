@@ -4,11 +4,12 @@ Not multiprocessing, and no fork: this process has threads and perhaps a GPU, an
 hangs now and then. A worker is a plain child that reads tasks from a pipe. Pixels go through memory
 that has no name in the file system, so that nothing is left behind however the processes end.
 
-Nothing here searches or locks. Tasks are dealt to the workers in turn and each worker answers in
-the order of its tasks, so the next answer of a worker belongs to the oldest task it was sent. A
-task's slot of the shared memory belongs to its worker until the answer comes, and to this process
-until the batch after it is asked for. What a task fills depends on its positions alone: it can be
-sent again, to another process, and the number of workers changes the speed and nothing else.
+Nothing here searches. Tasks are dealt to the workers in turn and each worker answers in the order
+of its tasks, so the next answer of a worker belongs to the oldest task it was sent. A task's slot
+of the shared memory belongs to its worker until the answer comes, and to this process until the
+rows after it are asked for. What a task fills depends on its positions alone: it can be sent again,
+to another process, and the number of workers changes the speed and nothing else. Training and
+scoring may each have a thread here; the two take turns.
 """
 
 import json
@@ -22,6 +23,7 @@ from collections import deque
 from collections.abc import Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -29,8 +31,13 @@ import numpy as np
 from phalanx import errors
 from phalanx.data.formats.file_bytes import list_copies, open_anonymous_memory
 from phalanx.data.formats.sources import Split
-from phalanx.data.loading.reader import Batch, BatchRequest, InputSpec, ReadProblems
-from phalanx.data.loading.worker import view_images
+from phalanx.data.loading.opened_rows import (
+    OpenedRows,
+    SlotContents,
+    find_row_bytes,
+    view_slot,
+)
+from phalanx.data.loading.reader import BatchRequest, InputSpec, ReadProblems
 from phalanx.errors import DataError
 
 _MAX_SHARED_BYTES = 1 << 29  # of images that wait, filled, for the training loop
@@ -41,12 +48,15 @@ class _WorkerLost(Exception):
     """A worker died or hangs; says how."""
 
 
+class _PoolClosed(Exception):
+    """Ends the thread that waits for a worker while the pool is closed."""
+
+
 @dataclass(eq=False)
 class _PendingTask:
     """A task that a worker was sent, and its answer once that has come."""
 
     worker: int
-    request: BatchRequest
     message: dict[str, Any]
     answer: dict[str, Any] | None = None
 
@@ -139,7 +149,7 @@ class WorkerPool:
         cache: dict[str, Any] | None,
     ):
         self._problems = problems
-        slot_bytes = images_per_task * spec.image_size**2 * 3
+        slot_bytes = images_per_task * find_row_bytes(spec)
         self.depth = max(workers, min(depth, _MAX_SHARED_BYTES // slot_bytes))  # slots of a ring
         self._first_slot: dict[Split, int] = {"train": 0, "valid": self.depth}
         self._memory = open_anonymous_memory(2 * self.depth * slot_bytes)
@@ -159,19 +169,21 @@ class WorkerPool:
             *([cache["fd"]] if cache else []),
             *(copy.memory.fileno() for copy in self._copies.values()),
         )
+        self._lock = Lock()
         self.submitted = 0
         self.pending: list[deque[_PendingTask]] = [deque() for _ in range(workers)]
         self._restarted: dict[int, str] = {}  # worker to what happened to it
+        self._stopping: list[_WorkerProcess] = []
         self.workers = [_WorkerProcess(self._inherited) for _ in range(workers)]
         for worker in range(workers):
             self._send(worker, self._start)
 
     def stream(
         self, split: Split, requests: Iterable[BatchRequest]
-    ) -> Generator[Batch, None, None]:
-        """The batch of each request, in order, with the following ones under way.
+    ) -> Generator[OpenedRows, None, None]:
+        """The rows of each request, in order, with the following ones under way.
 
-        A batch's pixels are overwritten once the next one is asked for.
+        They are overwritten once the next ones are asked for.
         """
         ring: deque[_PendingTask] = deque()
         try:
@@ -190,28 +202,33 @@ class WorkerPool:
     def _submit(self, split: Split, request: BatchRequest, slot: int) -> _PendingTask:
         positions = request.positions.tolist()
         message = {"split": split, "positions": positions, "size": request.size, "slot": slot}
-        task = _PendingTask(self.submitted % len(self.workers), request, message)
-        self.pending[task.worker].append(task)  # before it is sent: a restart sends it again
-        self.submitted += 1
-        self._send(task.worker, message)
+        with self._lock:
+            task = _PendingTask(self.submitted % len(self.workers), message)
+            self.pending[task.worker].append(task)  # before it is sent: a restart sends it again
+            self.submitted += 1
+            self._send(task.worker, message)
         return task
 
-    def _collect(self, task: _PendingTask) -> Batch:
-        while task.answer is None:
-            answer = self._receive(task.worker)
-            answered = self.pending[task.worker].popleft()
-            answered.answer = answer
-            if "error" not in answer:
-                problems = self._problems[answered.message["split"]]
-                problems.bad.update(answer["bad"])
-                problems.notes.update(answer["notes"])
-                problems.checksums.update(zip(answer["indices"], answer["checksums"], strict=True))
+    def _collect(self, task: _PendingTask) -> OpenedRows:
+        with self._lock:
+            while task.answer is None:
+                self._take_answer(task.worker)
         if "error" in task.answer:
             raise getattr(errors, task.answer["error"])(task.answer["text"])
-        positions, size = task.request
-        pixels = view_images(self._slots[task.message["slot"]], len(positions), size)
-        labels, indices = (np.array(task.answer[name]) for name in ("labels", "indices"))
-        return Batch(pixels, labels, indices, positions)
+        contents = SlotContents(*task.answer["contents"])
+        return view_slot(contents, task.message["size"], self._slots[task.message["slot"]])
+
+    def _take_answer(self, worker: int) -> None:
+        """Wait for a worker's next answer, which may be to a task of the other split."""
+        answer = self._receive(worker)
+        answered = self.pending[worker].popleft()
+        answered.answer = answer
+        if "error" not in answer:
+            problems = self._problems[answered.message["split"]]
+            problems.bad.update(answer["bad"])
+            problems.notes.update(answer["notes"])
+            indices = answer["contents"][0]
+            problems.checksums.update(zip(indices, answer["checksums"], strict=True))
 
     def _send(self, worker: int, message: dict[str, Any]) -> None:
         try:
@@ -232,6 +249,8 @@ class WorkerPool:
 
     def _restart(self, worker: int, how: str) -> None:
         """Start a new process in the place of one that is lost; the second time is an error."""
+        if not self.workers:
+            raise _PoolClosed
         lost = self.workers[worker]
         what = f"data worker {worker} (pid {lost.process.pid}) {how}"
         before = self._restarted.get(worker)
@@ -247,11 +266,16 @@ class WorkerPool:
         for message in (self._start, *(task.message for task in self.pending[worker])):
             self._send(worker, message)
 
-    def close(self) -> None:
-        """End the workers; does nothing the second time."""
-        workers, self.workers = self.workers, []
-        for worker in workers:
+    def stop_workers(self) -> None:
+        """Make the workers leave, without waiting for them; a thread that waits for one goes on."""
+        self._stopping, self.workers = self.workers, []
+        for worker in self._stopping:
             worker.close_stdin()  # all of them first: they leave at the same time
-        for worker in workers:
-            worker.stop()
+
+    def close(self) -> None:
+        """See that the workers have left; does nothing the second time."""
+        if self.workers:
+            self.stop_workers()
+        while self._stopping:
+            self._stopping.pop().stop()
         self._memory.close()

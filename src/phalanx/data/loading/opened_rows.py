@@ -1,0 +1,181 @@
+"""Rows of a batch as they are opened: pixels, or a JPEG that is left to the GPU and its crop.
+
+Which rows the GPU decodes follows from their positions, and what of those it can decode from the
+file. Both kinds lie packed in a slot of memory, pixels first: whoever takes them out copies two
+blocks and touches no single image. A JPEG that finds no room there is read again by whoever
+decodes it, so that room decides the speed and nothing else.
+"""
+
+from collections.abc import Callable, Generator, Iterable
+from typing import NamedTuple, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.data.formats.decode import JPEG_START, EncodedImage, Image
+from phalanx.data.formats.index import IndexedSource
+from phalanx.data.loading.reader import BatchRequest, InputSpec, Reader
+from phalanx.data.transforms.transform import (
+    FloatCrop,
+    choose_crop_and_flip,
+    find_centre_crop,
+)
+
+try:
+    import simplejpeg
+except ImportError:  # find_gpu_decode_problem says so
+    simplejpeg = None
+
+_Integers = NDArray[np.int64]
+_Bytes = NDArray[np.uint8]
+
+_JPEG_ROOM = 3 * 2**16  # bytes for each row: of photographs of ImageNet's size, twice the mean
+_JPEG_END = b"\xff\xd9"
+_COLOURS = ("YCbCr", "Gray")
+
+
+JPEG_FIELDS = np.dtype(
+    [
+        ("row", np.int64),  # in the batch
+        ("size", np.int64),  # in bytes; 0 where it found no room
+        ("sides", np.int64, 2),  # height and width when it is upright
+        ("orientation", np.int64),  # that it is still to be turned by
+        ("crop", np.float64, 4),  # top, left, height, width
+        ("flip", np.bool_),
+    ],
+    align=True,  # as torch wants the numbers of a column
+)
+_JpegFacts = tuple[tuple[int, int], int, FloatCrop, bool]  # the last four of these
+
+
+class SlotContents(NamedTuple):
+    """What lies in a slot of memory; travels as JSON."""
+
+    indices: list[int]  # of each row; -1 for one that is not scored
+    pixel_rows: list[int]  # whose pixels lie at the slot's beginning, in this order
+    jpegs: list[tuple[int, int, *_JpegFacts]]  # whose bytes follow, in this order
+
+
+class OpenedRows(NamedTuple):
+    """Some rows of a batch; its arrays are overwritten once the next ones are asked for."""
+
+    indices: _Integers
+    pixel_rows: _Integers
+    pixels: _Bytes  # [len(pixel_rows), size, size, 3]
+    jpegs: NDArray[np.void]  # of JPEG_FIELDS, whose rows are counted from the first of these
+    files: _Bytes  # the bytes of the JPEGs, one after the other
+
+
+OpenRows = Callable[[Iterable[BatchRequest]], Generator[OpenedRows, None, None]]
+
+
+def find_row_bytes(spec: InputSpec) -> int:
+    """How much of a slot a row gets, pixels or JPEG."""
+    return max(3 * spec.image_size**2, _JPEG_ROOM if spec.gpu_percent else 0)
+
+
+def find_gpu_rows(positions: _Integers, percent: int) -> NDArray[np.bool_]:
+    """Which rows are the GPU's: spread evenly, and the same in whatever batch they are.
+
+    >>> find_gpu_rows(np.arange(5), 40).tolist()
+    [True, False, False, True, False]
+    """
+    return positions * percent % 100 < percent
+
+
+def fill_slot(reader: Reader, request: BatchRequest, slot: _Bytes) -> SlotContents:
+    """Open the images of a request, and decode those that the GPU does not."""
+    positions, size = request
+    is_gpu_row = find_gpu_rows(positions, reader.spec.gpu_percent)
+    pixels = slot[: len(positions) * 3 * size * size].reshape(-1, size, size, 3)
+    indices, pixel_rows = np.empty_like(positions), np.flatnonzero(~is_gpu_row).tolist()
+    if pixel_rows:
+        filled = reader.fill(positions[~is_gpu_row], pixels[: len(pixel_rows)])
+        indices[pixel_rows] = filled.indices
+    left: list[tuple[int, EncodedImage, _JpegFacts]] = []
+    gpu_rows = np.flatnonzero(is_gpu_row).tolist()
+    samples = _announce(reader, positions[is_gpu_row]) if gpu_rows else ()
+    for row, (wanted, draws) in zip(gpu_rows, samples, strict=True):
+        out = pixels[len(pixel_rows)]
+        index, image = reader.fill_row(wanted, reader.open(wanted), draws, out, leave=_is_left)
+        indices[row] = index
+        if isinstance(image, EncodedImage):
+            left.append((row, image, describe_jpeg(reader, index, image, draws, size)))
+        else:
+            pixel_rows.append(row)
+    room = slot[len(pixel_rows) * 3 * size * size :]
+    sizes = _pack_files([image.data for _, image, _ in left], room)
+    jpegs = [(row, stored, *facts) for (row, _, facts), stored in zip(left, sizes, strict=True)]
+    return SlotContents(indices.tolist(), pixel_rows, jpegs)
+
+
+def view_slot(contents: SlotContents, size: int, slot: _Bytes) -> OpenedRows:
+    """What was filled into a slot, without a copy."""
+    jpegs = np.array([tuple(jpeg) for jpeg in contents.jpegs], JPEG_FIELDS)
+    end = len(contents.pixel_rows) * 3 * size * size
+    return OpenedRows(
+        np.array(contents.indices, np.int64),
+        np.array(contents.pixel_rows, np.int64),
+        slot[:end].reshape(-1, size, size, 3),
+        jpegs,
+        slot[end : end + int(jpegs["size"].sum())],
+    )
+
+
+def open_rows_here(
+    reader: Reader, requests: Iterable[BatchRequest]
+) -> Generator[OpenedRows, None, None]:
+    """The rows of each request, opened in this process when they are asked for."""
+    slot = np.empty(0, np.uint8)
+    for request in requests:
+        needed = len(request.positions) * find_row_bytes(reader.spec)
+        slot = slot if len(slot) >= needed else np.empty(needed, np.uint8)
+        yield view_slot(fill_slot(reader, request, slot), request.size, slot)
+
+
+def describe_jpeg(
+    reader: Reader, index: int, image: EncodedImage, draws: list[float], size: int
+) -> _JpegFacts:
+    """What is to become of a JPEG: the last fields of JPEG_FIELDS."""
+    spec, sides, flip = reader.spec.transform, (image.height, image.width), False
+    crop: FloatCrop
+    if reader.split == "train":
+        crop, flip = choose_crop_and_flip(spec, sides, reader.find_box(index, image), draws)
+    else:
+        crop = find_centre_crop(*sides, size, share=spec.eval_crop)
+    return sides, image.orientation, crop, flip
+
+
+def is_gpu_decodable(image: Image) -> TypeGuard[EncodedImage]:
+    """Whether nvJPEG is to decode it: a whole JPEG of a usual kind."""
+    if not isinstance(image, EncodedImage):
+        return False
+    if not (image.data.startswith(JPEG_START) and image.data.endswith(_JPEG_END)):
+        return False  # cut short perhaps, which the device would not tell
+    try:
+        return simplejpeg.decode_jpeg_header(image.data)[2] in _COLOURS
+    except ValueError:
+        return False
+
+
+def _is_left(index: int, image: Image) -> bool:
+    return is_gpu_decodable(image)
+
+
+def _announce(reader: Reader, positions: _Integers) -> Iterable[tuple[int, list[float]]]:
+    """The index and the draws of each row; pieces of large files are announced to the system."""
+    indices, draws = reader.find_samples(positions)
+    if isinstance(reader.source, IndexedSource):
+        reader.source.prefetch(indices.tolist())
+    return zip(indices.tolist(), draws, strict=True)
+
+
+def _pack_files(files: list[bytes], room: _Bytes) -> list[int]:
+    """Write files one after the other; gives the bytes of each, 0 for one that finds no room."""
+    used, sizes = 0, []
+    for file in files:
+        size = len(file) if used + len(file) <= len(room) else 0
+        room[used : used + size] = np.frombuffer(file, np.uint8, size)
+        used += size
+        sizes.append(size)
+    return sizes

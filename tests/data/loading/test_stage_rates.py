@@ -1,0 +1,18 @@
+"""What a person is told when data is the limit."""
+
+from phalanx.data.loading.stage_rates import Rate, describe_bottleneck
+
+STAGES = [Rate("read", 9000.0, ""), Rate("decode", 430.0, ""), Rate("augment", 2000.0, "")]
+
+
+def test_the_gpu_is_named_where_decoding_is_the_limit_and_it_could_help():
+    told = describe_bottleneck(430, 3000, model="resnet50", stages=STAGES, gpu_could_decode=True)
+    assert "mostly decode; more --workers, in a new run --gpu-decode 0.4, or `phalanx" in told
+    told = describe_bottleneck(430, 3000, model="resnet50", stages=STAGES)
+    assert "mostly decode; more --workers, or `phalanx data build" in told
+    told = describe_bottleneck(
+        430, 3000, model="resnet50", stages=[STAGES[2]], gpu_could_decode=True
+    )
+    assert told.endswith("mostly augment; more --workers, or fewer augmentations")
+    told = describe_bottleneck(4000, 3000, model="resnet50", stages=STAGES, gpu_could_decode=True)
+    assert "--gpu-decode" not in told
