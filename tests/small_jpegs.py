@@ -45,6 +45,9 @@ ODD = {
     # chroma in full: decoders enlarge it each in its way, and here a blotch is a pixel of it
     11: lambda seed: encode(photo(seed, size=(20, 24)), subsampling=0),
     12: lambda seed: encode(photo(seed, size=(300, 90)), progressive=True),
+    13: lambda seed: encode(photo(seed, size=(90, 110)), subsampling=0),
+    14: lambda seed: encode(photo(seed, size=(131, 70)), subsampling=1),
+    15: lambda seed: encode(photo(seed, size=(200, 150))),
 }
 
 
