@@ -34,8 +34,8 @@ PHASES: dict[str, tuple[Any, str]] = {
     "  files": (gpu_decode._FileBuffer, "append"),
     "decode": (GpuDecoder, "_decode_batch"),
     "  nvjpeg": (NvJpeg, "__call__"),
-    "  cut": (gpu_decode, "_cut"),
-    "  rows": (GpuDecoder, "_put"),
+    "  cut": (gpu_decode, "_crop_decoded"),
+    "  rows": (GpuDecoder, "_write_rows"),
 }
 SECONDS: Counter[str] = Counter()
 

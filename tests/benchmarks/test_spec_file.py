@@ -118,6 +118,12 @@ def test_an_option_that_a_parameter_gives_is_set_by_it_so_that_names_stay_true(s
     }
 
 
+def test_a_share_is_replaced_with_its_option(spec):
+    found = read_specs([spec("a:\n  cmd: phalanx train --gpu-decode 0.4 --epochs 1\n")])
+    lines = list_commands(found["a"], settings=(("gpu-decode", "0.3"),))
+    assert lines == {"a": "phalanx train --epochs 1 --gpu-decode=0.3"}
+
+
 def test_wandb_is_left_out_without_the_word_after_it(spec):
     text = "a: {cmd: phalanx train --wandb demo --wandb-project p --wandb-tags=x --epochs 1}"
     found = read_specs([spec(text)])

@@ -74,6 +74,15 @@ def test_options_of_ours_are_laid_over_the_result(capsys):
     assert answer["plan"]["warmup_steps"] < 3
 
 
+@pytest.mark.parametrize(
+    ("given", "spelled"),
+    [("0.4", "--gpu-decode 0.4"), ("true", "--gpu-decode"), ("", "--gpu-decode")],
+)
+def test_a_share_of_ours_is_not_the_old_commands_first_word(capsys, given, spelled):
+    line = port(capsys, "--gpu-decode", *given.split(), *OLD.split())["line"]
+    assert "--epochs 20 " in line and line.endswith(f" {spelled}")
+
+
 def test_variables_stay_and_are_filled_in_for_the_plan(capsys, monkeypatch):
     answer = port(capsys, f"{OLD} --data-dir $NOWHERE/imagenet")
     assert "--data-dir $NOWHERE/imagenet" in answer["line"]

@@ -88,7 +88,7 @@ SIZES = [(1, 8, 1, 1), (1, 24, 5, 3), (2, 40, 7, 11)]
 @pytest.mark.parametrize(("kernel", "stride"), [*product([3, 5], [1, 2])])
 def test_depthwise_agrees_with_torch(kernel, stride, loop, half, device, monkeypatch):
     monkeypatch.setattr(ops, "_FEW_FILTERS", 0 if loop else 1 << 30)
-    monkeypatch.setattr(ops, "_FEW_ROWS", 0)
+    monkeypatch.setattr(ops, "_FEW_SEEN_ROWS", 0)
     found = note_launches(monkeypatch, ops)
     for size in SIZES:
         Filter(image(*size, half=half, device=device), kernel, stride).check()

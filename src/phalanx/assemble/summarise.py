@@ -111,9 +111,10 @@ def _describe_input(session: Session) -> InputNote | None:
     needed = seen / max(1 - wait, 1e-6)
     if feed.loader.on_device:
         percent = feed.loader.spec.gpu_percent
-        decoded = f"{percent} % of the images are decoded on the device"
+        decoded = f"up to {percent} % of the images are decoded on the device"
+        made = decoded if percent else "the images are made on the device itself"
         return InputNote(
-            verdict=decoded if percent else "the images are made on the device itself",
+            verdict=f"{made}; training waited for them {wait:.0%} of the time",
             images_per_second_available=seen,
             images_per_second_needed=needed,
             stages={},
@@ -135,7 +136,8 @@ def _describe_input(session: Session) -> InputNote | None:
             needed,
             model=session.config.model.model,
             stages=stages,
-            gpu_could_decode=could_decode_on_gpu(feed.loader, session.config, session.device),
+            gpu_could_decode=available < needed
+            and could_decode_on_gpu(feed.loader, session.config, session.device),
         ),
         images_per_second_available=available,
         images_per_second_needed=needed,

@@ -224,7 +224,9 @@ def _count_values(option: str | None) -> int:
     """The most words that can follow an option as its value."""
     if option in LIST_OPTIONS:
         return 1000
-    return 0 if option in OPTIONS and OPTIONS[option].type is bool else 1
+    if option not in OPTIONS:
+        return 1
+    return int(OPTIONS[option].type is not bool or OPTIONS[option].takes_share)
 
 
 def _quote(word: str) -> str:

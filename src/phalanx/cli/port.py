@@ -26,6 +26,7 @@ from phalanx.cli.port_plan import (
 )
 from phalanx.cli.port_text import print_answer
 from phalanx.config.schema import OPTIONS, SPELLINGS
+from phalanx.config.text import parse_option_text
 from phalanx.dialects.table import TARGET
 from phalanx.disk import write_atomically
 from phalanx.errors import ConfigError
@@ -35,7 +36,6 @@ from phalanx.port.ported import Ported, port_line
 from phalanx.port.words import OldLine, read_text_lines, read_words
 
 _MAX_BYTES = 2**20  # of a script
-_BOOLS = ("true", "false")
 
 
 @command(
@@ -152,11 +152,21 @@ def _split_own_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
             break
         own.append(word)
         name = SPELLINGS.get(word.removeprefix("--"), "")
-        is_bool = bool(name) and OPTIONS[name].type is bool
         has_value = "=" in word or word in switches
-        if not has_value and rest and (not is_bool or rest[0].lower() in _BOOLS):
+        if not has_value and rest and (not name or _can_be_value(name, rest[0])):
             own.append(rest.pop(0))
     return own, rest
+
+
+def _can_be_value(name: str, word: str) -> bool:
+    """Whether a word behind an option is its value; one that can do without looks at the word."""
+    if OPTIONS[name].type is not bool:
+        return True
+    try:
+        parse_option_text(name, word)
+    except ValueError:
+        return False
+    return True
 
 
 def _split_around_names(words: Sequence[str]) -> tuple[list[str], list[str]]:

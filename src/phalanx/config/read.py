@@ -308,9 +308,8 @@ def _validate(merged: _Layer, problems: list[str]) -> Config | None:
         for detail in error.errors():
             name = str(detail["loc"][1])
             lines.append(f"{merged[name].where}: {_describe_error(OPTIONS[name], detail)}")
-        problems.extend(
-            dict.fromkeys(lines)
-        )  # a value that is of neither of two types is told once
+        # a value that is of neither of two types is told once
+        problems.extend(dict.fromkeys(lines))
         return None
 
 

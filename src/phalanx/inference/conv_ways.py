@@ -23,7 +23,7 @@ ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, F.relu, F.si
 GROUPED_BLOCK = 32  # channels that a program of a grouped convolution sees
 SQUARE = 16  # channels of a stem's squares
 _SMALL = 4e8  # multiplications; below, what counts is how many programs share them
-_WIDE = 1.2e6  # results of a product that keep a device busy in large tiles, however few it adds up
+_MANY_RESULTS = 1.2e6  # of a product: they keep a device busy in large tiles
 _MOST_TILES = 1 << 14  # of a product whose sums are split
 _LARGEST = 2**31  # elements that 32-bit offsets reach
 _FEW_ROWS = 64  # of a product that a library is not good at
@@ -33,6 +33,7 @@ LARGE_TILES = make_tiles(
     *((128, 64, 64, 1, 4, 3), (128, 128, 64, 1, 8, 3)),
     *((128, 32, 32, 1, 4, 4), (128, 64, 32, 1, 4, 4)),
 )
+_WHOLE, _SQUARE_TILE, _NARROW, _SHALLOW = LARGE_TILES
 SMALL_TILES = make_tiles(
     "BM BN BK SPLITS",
     *((32, 32, 64, 1, 4, 4), (64, 32, 64, 1, 4, 4), (32, 32, 128, 1, 4, 4)),
@@ -43,9 +44,13 @@ GATED_TILES = make_tiles(
     *((32, 32, 64, 1, 4, 4), (64, 32, 64, 1, 4, 3), (128, 32, 32, 1, 4, 4)),
     *((64, 64, 64, 1, 4, 3), (128, 128, 64, 1, 8, 3), (32, 32, 64, 4, 4, 4)),
 )
-# which of them below how many tiles of 32 rows and columns, by columns: up to 32, and more
-_NARROW_GATED = ((256, 0), (1400, 1), (math.inf, 2))
-_WIDE_GATED = ((256, 0), (800, 1), (5000, 3), (math.inf, 4))
+_GATED_32, _GATED_64X32, _GATED_128X32, _GATED_64, _GATED_128, _GATED_SPLIT = GATED_TILES
+# a product of fewer tiles of 32 x 32 than the number takes the tile beside it
+_NARROW_GATED = ((256, _GATED_32), (1400, _GATED_64X32), (math.inf, _GATED_128X32))
+_WIDE_GATED = (
+    *((256, _GATED_32), (800, _GATED_64X32)),
+    *((5000, _GATED_64), (math.inf, _GATED_128)),
+)
 _GROUPED_TILE, _SMALL_GROUPED_TILE = make_tiles(
     "BM BN BK SPLITS", (128, 32, 32, 1, 4, 4), (32, 32, 32, 1, 4, 4)
 )
@@ -248,10 +253,11 @@ class Convolution:
             return _GROUPED_TILE if large else _SMALL_GROUPED_TILE
         if self.gate is not None:
             return self._choose_gated(rows, wide)
-        if self._is_product and (large or rows * wide >= _WIDE):
-            return self._choose_wide(wide, large=large)
+        if self._is_product and (large or rows * wide >= _MANY_RESULTS):
+            return self._choose_for_many(wide, large=large)
         if large:
-            return LARGE_TILES[2 if wide <= 32 else int(wide % 128 == 0 and self.add is None)]
+            is_square = wide % 128 == 0 and self.add is None
+            return _NARROW if wide <= 32 else _SQUARE_TILE if is_square else _WHOLE
         best = 0
         if self._kernel == 1:
             best = 1 if rows >= 512 else 2 if self._depth >= 1024 else 0
@@ -260,24 +266,24 @@ class Convolution:
         tile = SMALL_TILES[best]
         return tile if tile["SPLITS"] == 1 or self._can_split(tile, rows, wide) else SMALL_TILES[0]
 
-    def _choose_wide(self, wide: int, *, large: bool) -> Tile:
+    def _choose_for_many(self, wide: int, *, large: bool) -> Tile:
         """The tile of a product with many results: steps of 32 where one of 64 is half empty."""
         if wide <= 32:
-            return LARGE_TILES[2]
+            return _NARROW
         if large and wide % 128 == 0 and self.add is None and self._depth >= 192:
-            return LARGE_TILES[1]
-        return LARGE_TILES[3 if (self._depth - 1) % 64 < 32 else 0]
+            return _SQUARE_TILE
+        return _SHALLOW if (self._depth - 1) % 64 < 32 else _WHOLE
 
     def _choose_gated(self, rows: int, wide: int) -> Tile:
         """The tile of a gated product; sums are split where they are long and tiles are few."""
-        tiles = self._count_tiles(GATED_TILES[0], rows, wide)
-        if self._depth >= 16 * tiles and self._can_split(GATED_TILES[-1], rows, wide):
-            return GATED_TILES[-1]
+        tiles = self._count_tiles(_GATED_32, rows, wide)
+        if self._depth >= 16 * tiles and self._can_split(_GATED_SPLIT, rows, wide):
+            return _GATED_SPLIT
         table = _NARROW_GATED if wide <= 32 else _WIDE_GATED
-        best = next(place for most, place in table if tiles < most)
-        if best == 4 and min(rows // self.x.shape[0], wide) <= 64:  # a tile would be half empty
-            best = 3
-        return GATED_TILES[best]
+        best = next(tile for most, tile in table if tiles < most)
+        if best == _GATED_128 and min(rows // self.x.shape[0], wide) <= 64:
+            return _GATED_64  # the larger one would be half empty
+        return best
 
     def _count_tiles(self, tile: Tile, rows: int, wide: int) -> int:
         """Tiles of a product; those of a gated one are of one image each."""

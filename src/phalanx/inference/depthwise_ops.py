@@ -17,7 +17,7 @@ _STRIP_TILE = make_tiles("BM BC", (16, 32, 4, 1))[0]
 _STRIP = 4  # pixels of a column, as in the kernel
 _FILTERS = 8192  # programs of a depthwise convolution that keep a device busy
 _FEW_FILTERS = 256  # so few that each may take all registers
-_FEW_ROWS = 6  # of pixels that a strip sees: that of a 3x3 of stride 1 fits into the registers
+_FEW_SEEN_ROWS = 6  # of pixels that a strip sees: those of a 3x3 of stride 1 fit into registers
 _SUM_TILES = make_tiles("BP BC", (16, 64, 4, 1), (64, 64, 4, 1), (512, 16, 8, 1))
 _SQUEEZE_TILES = make_tiles(
     "BC BS", (256, 4, 4, 1), (1024, 4, 4, 1), (2048, 4, 8, 1), (4096, 4, 8, 1)
@@ -63,7 +63,7 @@ def filter_channels(
         STRIDE=stride,
         PAD=padding,
         ACT=act,
-        LOOP=int(programs > _FEW_FILTERS and seen > _FEW_ROWS),
+        LOOP=int(programs > _FEW_FILTERS and seen > _FEW_SEEN_ROWS),
     )
     return out, sums
 

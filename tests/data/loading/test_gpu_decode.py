@@ -8,6 +8,7 @@ from PIL import Image
 
 from phalanx.data.convert.sample import Sample
 from phalanx.data.formats.decode import EncodedImage
+from phalanx.data.loading import opened_rows
 from phalanx.data.loading.gpu_decode import GpuDecoder, find_gpu_decode_problem
 from phalanx.data.loading.opened_rows import is_gpu_decodable
 from phalanx.data.loading.reader import BatchRequest, Reader
@@ -275,6 +276,12 @@ def test_large_batches_are_decoded_in_portions(folder, monkeypatch):
 )
 def test_whole_jpegs_of_the_usual_kinds_are_for_the_gpu(data, suits):
     assert is_gpu_decodable(EncodedImage(data, "image")) == suits
+
+
+def test_without_simplejpeg_no_image_is_for_the_gpu(monkeypatch):
+    image = EncodedImage(encode(photo(1)), "image")
+    monkeypatch.setattr(opened_rows, "simplejpeg", None)
+    assert not is_gpu_decodable(image)
 
 
 def test_pixels_in_memory_are_not_for_the_gpus_decoder():

@@ -14,7 +14,7 @@ from phalanx.data.loading import opened_rows
 from phalanx.data.loading.gpu_decode import GpuDecoder, find_gpu_decode_problem
 from phalanx.data.loading.loader import Loader
 from phalanx.data.loading.opened_rows import find_gpu_rows
-from phalanx.data.loading.reader import BatchRequest
+from phalanx.data.loading.reader import BatchRequest, Reader
 from phalanx.errors import DataError
 from phalanx.plan.share import Share
 from small_jpegs import COUNT, SIZE, SPOILED, open_loader, spec_of, stand_in, write_files
@@ -156,7 +156,7 @@ def test_what_no_decoder_takes_is_tried_once(tmp_path):
 def test_a_file_that_finds_no_room_is_read_where_it_is_decoded(tmp_path, workers, monkeypatch):
     root = write_files(tmp_path, {3: lambda data: encode(photo(3, size=(900, 700)))})
     expected = read_all(open_loader(root))
-    monkeypatch.setattr(opened_rows, "_JPEG_ROOM", 0)  # a row has room for its pixels, 3 kB
+    monkeypatch.setattr(opened_rows, "_MOST_ROOM", 0)  # a row has room for its pixels, 3 kB
     loader = open_loader(root, workers=workers)
     reader, read_here = loader.reader("valid"), []
     usual = reader.try_open
@@ -182,7 +182,17 @@ def test_pieces_of_large_files_are_shared_and_cached(tmp_path, form, cache):
         write_split(form, samples, tmp_path, split, classes=("cat", "dog"))
     options = {"percent": 40, "data": form}
     expected = read_all(open_loader(tmp_path, **options))
-    assert_equal(read_all(open_loader(tmp_path, **options, workers=2, cache=cache)), expected)
+    loader = open_loader(tmp_path, **options, workers=2, cache=cache)
+    kept = loader._caches.caches["train"] if cache else None
+    assert_equal(read_all(loader), expected)
+    assert kept is None or all(kept.get(index) is not None for index in range(COUNT))
+
+
+def test_a_row_has_room_for_twice_the_mean(whole):
+    sizes = [path.stat().st_size for path in (whole / "train").rglob("*.jpg")]
+    reader = Reader(spec_of(whole, percent=40), "train")
+    assert opened_rows.find_row_bytes(reader) == max(3 * SIZE**2, 2 * int(np.mean(sizes)))
+    assert opened_rows.find_row_bytes(Reader(spec_of(whole, percent=0), "train")) == 3 * SIZE**2
 
 
 def test_what_a_gpu_shall_decode_needs_one(whole):
@@ -249,7 +259,11 @@ def test_a_changed_file_is_noticed_in_either_kind_of_row(tmp_path):
         list(loader.steps_from(0, 1, micro_batch=8))
         seen = loader.seen
     assert (seen["train"] != 0).all()
-    for number in (0, 1):
+    order = spec_of(root).order
+    images = order.indices(np.arange(COUNT)).tolist()
+    is_gpu_row = find_gpu_rows(np.arange(COUNT), 40).tolist()
+    for kind in (True, False):  # of the cat's, which have the first numbers
+        number = next(i for i, gpu in zip(images, is_gpu_row, strict=True) if gpu == kind and i < 3)
         path = root / "train" / "cat" / f"{number:02}.jpg"
         data = path.read_bytes()
         path.write_bytes(data[:-40] + bytes(38) + data[-2:])

@@ -34,6 +34,7 @@ from phalanx.data.loading.opened_rows import (
     OpenedRows,
     OpenRows,
     describe_jpeg,
+    find_gpu_rows,
     is_gpu_decodable,
     open_rows_here,
 )
@@ -138,16 +139,17 @@ class GpuDecoder(BatchBackend):
     def _collect(self, request: BatchRequest, opened: Iterator[OpenedRows]) -> _CollectedBatch:
         """Copy the rows of a batch, piece by piece; nothing is done for each image."""
         positions, size = request
-        pixels = torch.empty(
-            (len(positions), size, size, 3), dtype=torch.uint8, pin_memory=self._on_gpu
-        )
-        array, buffer = pixels.numpy(), next(self._buffers)
+        of_cores = ~find_gpu_rows(positions, self.reader.spec.gpu_percent)
+        pixels, buffer = self._allocate(int(of_cores.sum()), size), next(self._buffers)
         indices, pixel_rows, jpegs = np.empty_like(positions), [], []
         start, filled = 0, 0
         buffer.clear()
         while start < len(positions):
             piece = next(opened)
-            array[filled : filled + len(piece.pixels)] = piece.pixels
+            if filled + len(piece.pixels) > len(pixels):  # with some that the GPU cannot decode
+                few, pixels = pixels, self._allocate(len(positions), size)
+                pixels[:filled] = few[:filled]
+            pixels.numpy()[filled : filled + len(piece.pixels)] = piece.pixels
             buffer.append(piece.files)
             indices[start : start + len(piece.indices)] = piece.indices
             pixel_rows.append(piece.pixel_rows + start)
@@ -160,6 +162,10 @@ class GpuDecoder(BatchBackend):
         self._complete_files(table, files, indices)
         rows = np.concatenate(pixel_rows)
         return _CollectedBatch(request, indices, rows, pixels[:filled], table, files)
+
+    def _allocate(self, rows: int, size: int) -> Tensor:
+        """Memory for images that the device can copy from by itself."""
+        return torch.empty((rows, size, size, 3), dtype=torch.uint8, pin_memory=self._on_gpu)
 
     def _complete_files(
         self, jpegs: NDArray[np.void], files: list[Tensor], indices: _Integers
@@ -183,9 +189,13 @@ class GpuDecoder(BatchBackend):
             out = torch.empty(shape, dtype=torch.uint8, device=self.device)
             refused = self._decode_jpegs(batch, out)
             if len(batch.pixel_rows):
-                self._put(batch.pixels.to(self.device, non_blocking=True), batch.pixel_rows, out)
+                self._write_rows(
+                    batch.pixels.to(self.device, non_blocking=True), batch.pixel_rows, out
+                )
             for row in refused:
-                indices[row], out[row] = self._remake(int(positions[row]), int(indices[row]), size)
+                indices[row], out[row] = self._decode_again(
+                    int(positions[row]), int(indices[row]), size
+                )
         ready = self._stream.record_event() if self._stream else None
         return Batch(out, self.reader.find_labels(indices), indices, positions, ready)
 
@@ -204,8 +214,8 @@ class GpuDecoder(BatchBackend):
                 tensors = {number: found[0] for number, found in alone.items() if found}
             if tensors:
                 part = jpegs[[*tensors]]
-                cut = _cut([*tensors.values()], part, batch.request.size)
-                self._put(cut, part["row"], out)
+                cut = _crop_decoded([*tensors.values()], part, batch.request.size)
+                self._write_rows(cut, part["row"], out)
         return refused
 
     def _try_decode(self, files: list[Tensor]) -> list[Tensor]:
@@ -218,11 +228,11 @@ class GpuDecoder(BatchBackend):
             self.failed_calls += 1
             return []
 
-    def _put(self, squares: Tensor, rows: _Integers, out: Tensor) -> None:
+    def _write_rows(self, squares: Tensor, rows: _Integers, out: Tensor) -> None:
         """Write images to rows of a batch, on the device."""
         out.index_copy_(0, torch.from_numpy(rows).to(self.device, non_blocking=True), squares)
 
-    def _remake(self, position: int, index: int, size: int) -> tuple[int, Tensor]:
+    def _decode_again(self, position: int, index: int, size: int) -> tuple[int, Tensor]:
         """The image of one row, whose image of that index the device refused, and its own index.
 
         Opened anew: the host decodes that image, or another one takes its place.
@@ -242,7 +252,7 @@ class GpuDecoder(BatchBackend):
             facts = 0, len(jpeg.data), *describe_jpeg(reader, index, jpeg, draws, size)
             tensors = self._try_decode([_to_tensor(jpeg.data)])
             if tensors:
-                return index, _cut(tensors, np.array([facts], JPEG_FIELDS), size)[0]
+                return index, _crop_decoded(tensors, np.array([facts], JPEG_FIELDS), size)[0]
             refused.add(index)
 
 
@@ -269,7 +279,7 @@ def _split_by_memory(jpegs: NDArray[np.void]) -> list[list[int]]:
     return [numbers[part].tolist() for part in parts if len(numbers)]
 
 
-def _cut(tensors: list[Tensor], jpegs: NDArray[np.void], size: int) -> Tensor:
+def _crop_decoded(tensors: list[Tensor], jpegs: NDArray[np.void], size: int) -> Tensor:
     """The crops of decoded JPEGs [N, size, size, 3], turned upright before."""
     for number in np.flatnonzero(jpegs["orientation"] != UPRIGHT).tolist():
         tensors[number] = _turn_tensor(tensors[number], int(jpegs["orientation"][number]))

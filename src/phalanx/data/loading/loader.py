@@ -15,7 +15,12 @@ from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import Source, Split
 from phalanx.data.loading.cache import SharedCaches
-from phalanx.data.loading.opened_rows import OpenedRows, OpenRows, open_rows_here
+from phalanx.data.loading.opened_rows import (
+    OpenedRows,
+    OpenRows,
+    find_row_bytes,
+    open_rows_here,
+)
 from phalanx.data.loading.reader import (
     Batch,
     BatchRequest,
@@ -113,7 +118,7 @@ class Loader:
     images_per_task: how many a worker fills at a time. cache: how many processes of this machine,
     with this one, keep encoded images in memory; 0 for none.
     allocate: where batches are put together, plain memory if not given. backend: makes the batches
-    of a reader on the device; of what workers, or this process, open for it, if it asks for that.
+    of a reader on the device, and may ask for their files to be opened by what it is given.
     """
 
     def __init__(
@@ -350,12 +355,13 @@ class Loader:
     def _open_pool(self) -> WorkerPool:
         if self._pool is None:
             order = self.spec.order
+            reader = self.reader("train" if order else "valid")
             step_tasks = -(-order.global_batch // self._images_per_task) if order else 0
             self._pool = WorkerPool(
                 self.spec,
                 self._problems,
                 workers=self.workers,
-                images_per_task=self._images_per_task,
+                slot_bytes=self._images_per_task * find_row_bytes(reader),
                 depth=_TASKS_AHEAD * self.workers + _STEPS_AHEAD * step_tasks,
                 max_bad=self.max_bad,
                 cache=self._caches.handle if self._caches else None,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from phalanx.data.formats.decode import JPEG_START, EncodedImage, Image
 from phalanx.data.formats.index import IndexedSource
-from phalanx.data.loading.reader import BatchRequest, InputSpec, Reader
+from phalanx.data.loading.reader import BatchRequest, Reader
 from phalanx.data.transforms.transform import (
     FloatCrop,
     choose_crop_and_flip,
@@ -29,7 +29,8 @@ except ImportError:  # find_gpu_decode_problem says so
 _Integers = NDArray[np.int64]
 _Bytes = NDArray[np.uint8]
 
-_JPEG_ROOM = 3 * 2**16  # bytes for each row: of photographs of ImageNet's size, twice the mean
+_USUAL_BYTES = 3 * 2**15  # of a photograph of ImageNet's size
+_MOST_ROOM = 2**20  # bytes of a slot for each row; what finds none costs time, and nothing else
 _JPEG_END = b"\xff\xd9"
 _COLOURS = ("YCbCr", "Gray")
 
@@ -69,9 +70,14 @@ class OpenedRows(NamedTuple):
 OpenRows = Callable[[Iterable[BatchRequest]], Generator[OpenedRows, None, None]]
 
 
-def find_row_bytes(spec: InputSpec) -> int:
-    """How much of a slot a row gets, pixels or JPEG."""
-    return max(3 * spec.image_size**2, _JPEG_ROOM if spec.gpu_percent else 0)
+def find_row_bytes(reader: Reader) -> int:
+    """How much of a slot a row gets: room for its pixels, or for a JPEG of twice the mean size."""
+    spec, source = reader.spec, reader.source
+    pixels = 3 * spec.image_size**2
+    if not spec.gpu_percent or not isinstance(source, IndexedSource):
+        return pixels
+    mean = int(source.index.sizes.clip(0).mean()) or _USUAL_BYTES  # an index may not know them
+    return max(pixels, min(2 * mean, _MOST_ROOM))
 
 
 def find_gpu_rows(positions: _Integers, percent: int) -> NDArray[np.bool_]:
@@ -94,13 +100,16 @@ def fill_slot(reader: Reader, request: BatchRequest, slot: _Bytes) -> SlotConten
         indices[pixel_rows] = filled.indices
     left: list[tuple[int, EncodedImage, _JpegFacts]] = []
     gpu_rows = np.flatnonzero(is_gpu_row).tolist()
-    samples = _announce(reader, positions[is_gpu_row]) if gpu_rows else ()
-    for row, (wanted, draws) in zip(gpu_rows, samples, strict=True):
-        out = pixels[len(pixel_rows)]
-        index, image = reader.fill_row(wanted, reader.open(wanted), draws, out, leave=_is_left)
+    found, draws = reader.find_samples(positions[is_gpu_row]) if gpu_rows else (positions[:0], [])
+    wanted = found.tolist()
+    if isinstance(reader.source, IndexedSource):
+        reader.source.prefetch(wanted)
+    for row, first, numbers in zip(gpu_rows, wanted, draws, strict=True):
+        out, opened = pixels[len(pixel_rows)], reader.open(first)
+        index, image = reader.fill_row(first, opened, numbers, out, leave=_suits_gpu)
         indices[row] = index
         if isinstance(image, EncodedImage):
-            left.append((row, image, describe_jpeg(reader, index, image, draws, size)))
+            left.append((row, image, describe_jpeg(reader, index, image, numbers, size)))
         else:
             pixel_rows.append(row)
     room = slot[len(pixel_rows) * 3 * size * size :]
@@ -128,7 +137,7 @@ def open_rows_here(
     """The rows of each request, opened in this process when they are asked for."""
     slot = np.empty(0, np.uint8)
     for request in requests:
-        needed = len(request.positions) * find_row_bytes(reader.spec)
+        needed = len(request.positions) * find_row_bytes(reader)
         slot = slot if len(slot) >= needed else np.empty(needed, np.uint8)
         yield view_slot(fill_slot(reader, request, slot), request.size, slot)
 
@@ -148,7 +157,7 @@ def describe_jpeg(
 
 def is_gpu_decodable(image: Image) -> TypeGuard[EncodedImage]:
     """Whether nvJPEG is to decode it: a whole JPEG of a usual kind."""
-    if not isinstance(image, EncodedImage):
+    if not isinstance(image, EncodedImage) or simplejpeg is None:
         return False
     if not (image.data.startswith(JPEG_START) and image.data.endswith(_JPEG_END)):
         return False  # cut short perhaps, which the device would not tell
@@ -158,16 +167,8 @@ def is_gpu_decodable(image: Image) -> TypeGuard[EncodedImage]:
         return False
 
 
-def _is_left(index: int, image: Image) -> bool:
+def _suits_gpu(index: int, image: Image) -> bool:
     return is_gpu_decodable(image)
-
-
-def _announce(reader: Reader, positions: _Integers) -> Iterable[tuple[int, list[float]]]:
-    """The index and the draws of each row; pieces of large files are announced to the system."""
-    indices, draws = reader.find_samples(positions)
-    if isinstance(reader.source, IndexedSource):
-        reader.source.prefetch(indices.tolist())
-    return zip(indices.tolist(), draws, strict=True)
 
 
 def _pack_files(files: list[bytes], room: _Bytes) -> list[int]:

@@ -34,7 +34,6 @@ from phalanx.data.formats.sources import Split
 from phalanx.data.loading.opened_rows import (
     OpenedRows,
     SlotContents,
-    find_row_bytes,
     view_slot,
 )
 from phalanx.data.loading.reader import BatchRequest, InputSpec, ReadProblems
@@ -143,13 +142,12 @@ class WorkerPool:
         problems: dict[Split, ReadProblems],
         *,
         workers: int,
-        images_per_task: int,
+        slot_bytes: int,
         depth: int,
         max_bad: int | None,
         cache: dict[str, Any] | None,
     ):
         self._problems = problems
-        slot_bytes = images_per_task * find_row_bytes(spec)
         self.depth = max(workers, min(depth, _MAX_SHARED_BYTES // slot_bytes))  # slots of a ring
         self._first_slot: dict[Split, int] = {"train": 0, "valid": self.depth}
         self._memory = open_anonymous_memory(2 * self.depth * slot_bytes)
@@ -203,7 +201,7 @@ class WorkerPool:
         positions = request.positions.tolist()
         message = {"split": split, "positions": positions, "size": request.size, "slot": slot}
         with self._lock:
-            task = _PendingTask(self.submitted % len(self.workers), message)
+            task = _PendingTask(self.submitted % len(self.pending), message)
             self.pending[task.worker].append(task)  # before it is sent: a restart sends it again
             self.submitted += 1
             self._send(task.worker, message)
@@ -230,16 +228,22 @@ class WorkerPool:
             indices = answer["contents"][0]
             problems.checksums.update(zip(indices, answer["checksums"], strict=True))
 
+    def _find_worker(self, worker: int) -> _WorkerProcess:
+        workers = self.workers  # another thread may close the pool now
+        if not workers:
+            raise _PoolClosed
+        return workers[worker]
+
     def _send(self, worker: int, message: dict[str, Any]) -> None:
         try:
-            self.workers[worker].send(message)
+            self._find_worker(worker).send(message)
         except _WorkerLost as lost:
             self._restart(worker, str(lost))
 
     def _receive(self, worker: int) -> dict[str, Any]:
         while True:
             try:
-                answer = self.workers[worker].receive()
+                answer = self._find_worker(worker).receive()
             except _WorkerLost as lost:
                 self._restart(worker, str(lost))
                 continue
@@ -249,9 +253,7 @@ class WorkerPool:
 
     def _restart(self, worker: int, how: str) -> None:
         """Start a new process in the place of one that is lost; the second time is an error."""
-        if not self.workers:
-            raise _PoolClosed
-        lost = self.workers[worker]
+        lost = self._find_worker(worker)
         what = f"data worker {worker} (pid {lost.process.pid}) {how}"
         before = self._restarted.get(worker)
         if before is not None:
@@ -268,7 +270,8 @@ class WorkerPool:
 
     def stop_workers(self) -> None:
         """Make the workers leave, without waiting for them; a thread that waits for one goes on."""
-        self._stopping, self.workers = self.workers, []
+        self._stopping += self.workers
+        self.workers = []
         for worker in self._stopping:
             worker.close_stdin()  # all of them first: they leave at the same time
 
