@@ -95,7 +95,8 @@ def test_the_16_devices_of_a_pipeline_fold_onto_one(tmp_path, monkeypatch, capsy
     made = "--data generated --steps 2 --validation-mode none --determinism strict"
     words = ["train", "tf1-resnet50-bn", *small.split(), *made.split()]
     assert main([*words, "--run-dir=folded"]) == 0
-    assert "4 replicas of 4 stages folded onto 1 device" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "4 replicas folded onto 1 device" in told and "4 stages folded into one" in told
     whole = "--pipeline-splits none --enable-recompute false --run-dir=whole"
     assert main([*words, *whole.split()]) == 0
     names = "checkpoints/step-00000002/weights.safetensors"
