@@ -139,6 +139,8 @@ def _build_on(trial: Trial, disk: Path, size: int) -> Outcome:
         if ended.code != 6:
             raise Violation(f"code {ended.code}, not 6\n{describe(ended)}")
         filler.unlink()
-        trial.tell("then room enough")
+        if not _mount("-o", "remount,size=64m", str(disk)):
+            return Outcome.REFUSED
+        trial.tell("then 64 MiB")
         ended = trial.run(words)
     return _check_built(trial, form, ended, out="disk/out")
