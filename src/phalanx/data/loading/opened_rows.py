@@ -135,9 +135,9 @@ def open_rows_here(
     reader: Reader, requests: Iterable[BatchRequest]
 ) -> Generator[OpenedRows, None, None]:
     """The rows of each request, opened in this process when they are asked for."""
-    slot = np.empty(0, np.uint8)
+    slot, row_bytes = np.empty(0, np.uint8), find_row_bytes(reader)
     for request in requests:
-        needed = len(request.positions) * find_row_bytes(reader)
+        needed = len(request.positions) * row_bytes
         slot = slot if len(slot) >= needed else np.empty(needed, np.uint8)
         yield view_slot(fill_slot(reader, request, slot), request.size, slot)
 
