@@ -84,9 +84,9 @@ def test_a_signal_saves_and_the_resume_is_the_same_as_never_stopping(
 
 def test_a_second_sigint_leaves_at_once(digits, tmp_path):
     run = tmp_path / "run"
-    # one step of this takes seconds, so the first signal is still being honoured
+    # one step of this takes a minute, so the first signal is still being honoured
     process = start_phalanx(
-        *small_run(digits, run, batch_size=8, gradient_accumulation=600, steps=5)
+        *small_run(digits, run, batch_size=8, gradient_accumulation=60_000, steps=5)
     )
     deadline = time.monotonic() + 60
     while not (run / "log.txt").exists() and time.monotonic() < deadline:

@@ -252,7 +252,7 @@ def test_what_warming_up_raises_is_raised():
 
 @pytest.fixture(scope="module")
 def slow_model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("slow") / f"{NAME}.onnx", work=1400)
+    return write_model(tmp_path_factory.mktemp("slow") / f"{NAME}.onnx", work=2600)
 
 
 @pytest.fixture(scope="module")
@@ -317,8 +317,8 @@ def test_sigterm_answers_what_was_accepted(busy_server: RunningServer):
     body, headers = infer_body(make_tensor(2), outputs=["logits"])
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(busy_server.ask, INFER, body, headers)
-        time.sleep(0.1)
-        assert not asked.done(), "the model is not slow enough for this test"
+        while b"\nphalanx_waiting_images 0\n" in busy_server.ask("/metrics").body:
+            assert not asked.done(), "the model is not slow enough for this test"
         assert busy_server.stop() == 0
         assert asked.result().status == 200
     with pytest.raises(ConnectionRefusedError):
