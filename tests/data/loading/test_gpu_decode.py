@@ -227,6 +227,17 @@ def test_a_second_batch_steps_over_images_known_to_be_bad(spoiled):
         assert_alike(pixels, expected)
 
 
+@pytest.mark.parametrize(
+    "complaint", ["CUDA out of memory. Tried to allocate 2 GiB", "Failed to decode batch: 5"]
+)
+def test_a_device_without_memory_is_not_taken_for_bad_images(folder, complaint):
+    def decode(files):
+        raise RuntimeError(f"Error while decoding JPEG images: {complaint}")
+
+    with pytest.raises(torch.OutOfMemoryError, match=complaint):
+        fill_on_device(reader_of(folder, "train"), np.arange(COUNT), decode=decode)
+
+
 def test_too_many_bad_training_images_end_the_run(spoiled):
     with pytest.raises(DataError, match="more than 2 training images cannot be read"):
         fill_on_device(reader_of(spoiled, "train", max_bad=2), np.arange(COUNT))

@@ -14,6 +14,7 @@ decoded. All are then tried again one by one, and those that fail alone are open
 to the host, so that an image is called bad only when the host cannot decode it either.
 """
 
+import re
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, nullcontext
@@ -57,6 +58,8 @@ MAX_DECODED_BYTES = 2**30  # of images decoded at a time
 _USUAL_SWITCH_S = sys.getswitchinterval()
 _SWITCH_S = 1e-4  # between threads: at the usual 5 ms a finished decode waits for a busy reader
 _HOST_OPTIONS = ("color_jitter", "auto_augment", "random_erasing")
+# torchvision passes on what torch's memory and nvJPEG's (status 5) say, as a plain RuntimeError
+_NO_MEMORY = re.compile(r"out of memory|Failed to [a-z ]+: 5\b")
 _LEFT_OUT = -1  # the size of a JPEG that is opened anew instead
 _BUFFERS = 3  # of files: of a batch being collected, of one being decoded, and of the one before
 
@@ -224,7 +227,9 @@ class GpuDecoder(BatchBackend):
             return self._decode(files)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
-        except RuntimeError:
+        except RuntimeError as failure:
+            if _NO_MEMORY.search(str(failure)):  # no fault of the image's
+                raise torch.OutOfMemoryError(f"--gpu-decode: {failure}") from failure
             self.failed_calls += 1
             return []
 
