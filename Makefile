@@ -4,6 +4,8 @@
 #               the server under load and 10,000 hostile requests, clusters of two hosts (as root, with
 #               the packages that CONTRIBUTING.md names)
 # make torture  ten minutes of kills, damaged files, nonsense, hostile names and full disks
+# make kernels  GPU kernels without a GPU: against their references in Triton's interpreter, and
+#               compiled for GPUs from the A100 to the RTX 50
 # make bench    the ratio of training speed to a bare PyTorch loop
 # make docs     write the generated pages
 
@@ -11,7 +13,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test check proof torture bench docs format clean
+.PHONY: demo test check proof torture kernels bench docs format clean
 
 demo: .venv/installed
 	$(BIN)/phalanx train demo --run-dir $(DEMO_RUN)
@@ -32,6 +34,12 @@ proof: .venv/installed-dev
 # TORTURE="--seed 7 --only 12" repeats a trial
 torture: .venv/installed-dev
 	PYTHONPATH=tests $(BIN)/python -m torture $(TORTURE)
+
+KERNEL_TESTS := tests/kernels tests/products tests/mbconv tests/fused tests/inference tests/engine/test_fused_update.py
+kernels: .venv/installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'triton>=3.7,<3.9'
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(KERNEL_TESTS)
+	$(BIN)/python -m pytest -n 2 -m slow tests/kernels/test_other_gpus.py
 
 bench: .venv/installed
 	$(BIN)/phalanx bench overhead

@@ -7,6 +7,7 @@ import torch
 
 from phalanx.fused.tuning import ChoiceStore
 from phalanx.kernels.choices import CHOICES, KernelChoices, make_tiles
+from phalanx.kernels.fused import find_memory_error
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 WAYS = {"first": lambda: 1, "second": lambda: 2}
@@ -32,6 +33,36 @@ def test_what_is_known_is_taken_again_unless_it_is_gone():
     assert choices.choose("work", WAYS) == 2
     if not torch.cuda.is_available():
         assert choices.choose("other", WAYS) == 1
+
+
+class Kernel:
+    """Notes the tiles it is launched with; the device has memory for a few sizes of them."""
+
+    __name__ = "kernel"
+
+    def __init__(self, *fitting):
+        self.fitting, self.launched = fitting, []
+
+    def __getitem__(self, grid):
+        return self.launch
+
+    def launch(self, BM, num_warps, num_stages):
+        if BM not in self.fitting:
+            raise find_memory_error()(BM, max(self.fitting), "shared memory")
+        self.launched.append(BM)
+
+
+@pytest.mark.parametrize(
+    "known", [{}, {"kernel [] None": "kernel BM=128 num_warps=4 num_stages=3"}]
+)
+def test_a_tile_that_the_device_has_no_memory_for_gives_way_to_the_next(known):
+    choices, kernel = KernelChoices(), Kernel(64, 32)
+    choices.known = known  # as it was measured on a larger GPU
+    tiles = make_tiles("BM", (256, 4, 3), (128, 4, 3), (64, 4, 3), (32, 4, 3))
+    assert choices.run(kernel, lambda tile: (1,), (), tiles)["BM"] == 64
+    assert kernel.launched == [64]
+    with pytest.raises(find_memory_error()):
+        choices.run(Kernel(16), lambda tile: (1,), (), tiles)
 
 
 @CUDA

@@ -11,7 +11,7 @@ from phalanx.fused.mbconv_block import build_mbconv_block
 from phalanx.fused.residual import build_basic_block, build_bottleneck, build_residual_pair
 from phalanx.fused.stem import build_conv_pool, build_pooled_pair, build_stem, build_whitening
 from phalanx.fused.suited import UnitNotFused, check_modules
-from phalanx.kernels.fused import find_fused
+from phalanx.kernels.gpu import find_gpu_problem
 from phalanx.models.airbench import PooledConvPair
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual
 from phalanx.models.resnet import BasicBlock, Bottleneck, ConvPool, ResidualConvPair
@@ -34,7 +34,6 @@ _BUILDERS: dict[type[nn.Module] | str, tuple[_Builder, ...]] = {
     "head": (build_mean_head, build_efficientnet_head),
 }
 
-_OLDEST_GPU = (8, 0)  # compute capability: of the A100
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
@@ -44,7 +43,7 @@ def fuse_units(model: UnitModel, half: torch.dtype, *, interpreted: bool = False
     interpreted: on the CPU too, for checks with Triton's interpreter; then any type may be `half`.
     """
     on_gpu = next(model.parameters()).is_cuda and not interpreted
-    problem = _find_device_problem() if on_gpu else None
+    problem = find_gpu_problem() if on_gpu else None
     if problem:
         return dict.fromkeys(model.units, problem)
     reasons: dict[str, str] = {}
@@ -74,15 +73,6 @@ def describe_left(reasons: Mapping[str, str], model: UnitModel) -> list[str]:
     more = len(reasons) - 1 if which == unit else 0
     others = f" and {format_plural(more, 'other unit')}" if more else ""
     return [f"kernels: torch's own for {which}{others}, because {reason}"]
-
-
-def _find_device_problem() -> str | None:
-    """Why this machine cannot run the kernels, if so."""
-    if find_fused("phalanx.kernels.norm_passes_fused.sum_statistics") is None:
-        return "Triton is not installed"
-    if torch.cuda.get_device_capability() < _OLDEST_GPU:
-        return "the GPU is older than they are made for"
-    return None
 
 
 def _build(unit: str, modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, Launch, Tile, make_tiles
 from phalanx.kernels.fused import find_fused
+from phalanx.kernels.gpu import count_walker_bytes, find_gpu
 
 NONE, RELU, SILU, RELU6, RAW = range(5)  # as in layers_fused; RAW: no bias either
 ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, F.relu, F.silu, F.relu6)
@@ -78,14 +79,6 @@ def runs_kernels(x: Tensor) -> bool:
 def fits(*tensors: Tensor | None) -> bool:
     """Whether 32-bit offsets reach all of it."""
     return all(t is None or t.numel() < _LARGEST for t in tensors)
-
-
-@cache
-def _count_processors(device: torch.device) -> int:
-    """Multiprocessors of a device."""
-    if device.type != "cuda":
-        return 4
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @cache
@@ -164,9 +157,9 @@ class Convolution:
         if x.shape[1] % 8 == 0 and wide % 8 == 0 and (move.groups == 1 or len(self.weights) > 1):
             ways["own"] = lambda: self._own(out)
         if is_product and large and self.gate is None and wide % 64 == 0:
-            if x.shape[1] in (64, 128, 256):
-                ways["rows"] = lambda: self._by_rows(out)
-            if x.shape[1] % 64 == 0 and x.is_cuda:
+            if (rows_tile := self._find_rows_tile(wide)) is not None:
+                ways["rows"] = lambda: self._by_rows(out, rows_tile)
+            if x.shape[1] % 64 == 0 and find_gpu(x).has_copy_engine:
                 ways["ahead"] = lambda: self._ahead(out)
         if by_library and is_product and self.add is None:
             ways["cublas"] = self._by_cublas
@@ -295,11 +288,21 @@ class Convolution:
         blocks = self._count_tiles(tile, rows, wide)
         return tile["SPLITS"] * tile["BK"] <= self._depth and blocks <= _MOST_TILES
 
-    def _by_rows(self, out: Tensor) -> Tensor:
+    def _find_rows_tile(self, wide: int) -> Tile | None:
+        """The best tile of `rows` that the device has memory for."""
+        if self.x.shape[1] not in (64, 128, 256):
+            return None
+        sizes = {"depth": self.x.shape[1], "images_read": int(self.add is not None)}
+        for tile in _ROWS_TILES:
+            needed = count_walker_bytes(tile["BM"], tile["BN"], stages=tile["num_stages"], **sizes)
+            if wide % tile["BN"] == 0 and needed <= find_gpu(self.x).shared_memory:
+                return tile
+        return None
+
+    def _by_rows(self, out: Tensor, tile: Tile) -> Tensor:
         wide, channels, rows = out.shape[1], self.x.shape[1], out.numel() // out.shape[1]
-        tile = next(tile for tile in _ROWS_TILES if wide % tile["BN"] == 0)
         blocks = wide // tile["BN"]
-        walkers = _count_processors(out.device) * tile["OCCUPANCY"] // blocks
+        walkers = find_gpu(out).multiprocessors * tile["OCCUPANCY"] // blocks
         walkers = max(1, min(walkers, -(-rows // tile["BM"])))
         args = (self.x, self.weights[0], self.biases[0], self._added, out, rows, wide, walkers)
         shape = {"BM": tile["BM"], "BN": tile["BN"], "DEPTH": tile["num_stages"]}
@@ -322,7 +325,7 @@ class Convolution:
         matrix = self.weights[0].reshape(wide, channels)
         tile = next(tile for tile in _AHEAD_TILES if wide % tile["BN"] == 0)
         blocks = -(-rows // tile["BM"]) * (wide // tile["BN"])
-        walkers = min(blocks, _count_processors(out.device) * tile["OCCUPANCY"])
+        walkers = min(blocks, find_gpu(out).multiprocessors * tile["OCCUPANCY"])
         left = TensorDescriptor.from_tensor(flat, [tile["BM"], tile["BK"]])
         right = TensorDescriptor.from_tensor(matrix, [tile["BN"], tile["BK"]])
         args = (left, right, self.biases[0], self._added, out, rows, wide, channels, walkers)

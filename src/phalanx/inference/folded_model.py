@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from phalanx.inference.fold import FoldedUnit, NotFoldable, fold_unit
 from phalanx.kernels.choices import CHOICES
-from phalanx.kernels.fused import find_fused
+from phalanx.kernels.gpu import find_gpu_problem
 from phalanx.models.units import UnitModel
 
 _MOST_GRAPHS = 8  # sizes of images that are remembered
@@ -140,8 +140,7 @@ def fold_model(model: nn.Module, half: torch.dtype | None) -> FoldedModel | None
     """The model as it scores; None where its own modules are as good."""
     if half is None or not isinstance(model, UnitModel) or not next(model.parameters()).is_cuda:
         return None
-    has_kernels = find_fused("phalanx.inference.layers_fused.convolve") is not None
-    if type(model).forward is not UnitModel.forward or not has_kernels:
+    if type(model).forward is not UnitModel.forward or find_gpu_problem() is not None:
         return None
     folded = FoldedModel(model, half)
     return folded if len(folded.plain) < len(model.units) else None

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from phalanx.kernels.fused import find_memory_error
 
 Tile = dict[str, int]  # what a kernel is launched with besides its arguments, by name
 Ways = Mapping[str, Callable[[], Any]]
@@ -138,9 +140,8 @@ class KernelChoices:
                 self._recording.launches[launch.compiled_as] = launch.without_memory()
             return launches[0]
         by_name = {launch.name: launch for launch in launches}
-        chosen = by_name[self.find(_describe(launches[0]), by_name)]
-        chosen()
-        return chosen
+        chosen = by_name.pop(self.find(_describe(launches[0]), by_name))
+        return _run_first([chosen, *by_name.values()])
 
     def choose(self, key: str, ways: Ways) -> Any:
         """What the fastest of several ways to the same result gives."""
@@ -196,6 +197,20 @@ class KernelChoices:
             for task in [pool.submit(launch.compile) for launch in launches]:
                 task.exception()  # a tile that does not compile is left out when it is measured
         return len(launches)
+
+
+def _run_first(launches: Sequence[Launch]) -> Launch:
+    """Run the first launch that the device has memory for, and give it.
+
+    Where nothing is measured, or it was on another GPU, the first may be too large for this one.
+    """
+    *others, last = launches
+    for launch in others:
+        with suppress(find_memory_error()):
+            launch()
+            return launch
+    last()
+    return last
 
 
 def _can_measure() -> bool:

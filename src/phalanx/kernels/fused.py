@@ -23,3 +23,9 @@ def find_fused_for(tensor: Tensor, name: str) -> Callable[..., Any] | None:
     """`find_fused` where the tensor is on a GPU, or Triton interprets its kernels on the CPU."""
     is_taken = tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     return find_fused(name) if is_taken else None
+
+
+def find_memory_error() -> type[BaseException]:
+    """What Triton raises instead of launching a kernel that needs more memory than there is."""
+    found: Any = find_fused("triton.runtime.errors.OutOfResources")
+    return found or MemoryError

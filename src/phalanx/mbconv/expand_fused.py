@@ -19,7 +19,7 @@ from phalanx.mbconv.expand import count_expand_groups
 from phalanx.mbconv.partial_sums_fused import add_partials
 
 _TILES = make_tiles("BM BN DEPTH WARPS", (128, 64, 2, 4, 4, 1), (64, 128, 3, 4, 4, 1))
-_BACK_TILES = make_tiles("BM DEPTH", (64, 2, 4, 1))
+_BACK_TILES = make_tiles("BM DEPTH", (64, 2, 4, 1), (64, 1, 4, 1))
 
 
 @triton.jit

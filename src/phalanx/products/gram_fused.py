@@ -12,7 +12,7 @@ from phalanx.kernels.choices import CHOICES, make_tiles
 from phalanx.kernels.image_layout import new_image
 from phalanx.products.sums_fused import add_rows
 
-_GRAM_TILES = make_tiles("BM", (64, 4, 3), (128, 4, 3))
+_GRAM_TILES = make_tiles("BM", (64, 4, 3), (128, 4, 3), (64, 4, 1))  # the last for a B200
 _KEEP_TILES = make_tiles("BM BC", (32, 64, 4, 3), (64, 64, 4, 3), (128, 64, 8, 3), (16, 128, 4, 3))
 _JOINED = 64  # channels whose Gram matrix is one tile; beyond, the library's product is faster
 _PROGRAMS = 264  # that share the rows: two for each multiprocessor of an H100

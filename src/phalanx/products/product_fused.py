@@ -3,7 +3,6 @@
 
 import os
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from phalanx.kernels.batch_norm import flatten_pixels
 from phalanx.kernels.choices import CHOICES, Launch, Tile, make_tiles
+from phalanx.kernels.gpu import Gpu, count_walker_bytes, find_gpu
 from phalanx.kernels.image_layout import new_image
 from phalanx.products.gemm_fused import gemm, gemm_ahead, gemm_rows
 from phalanx.products.sums_fused import add_rows
@@ -43,28 +43,6 @@ _REGISTERS_OF_A_THREAD = 255
 
 
 @dataclass(frozen=True)
-class _Device:
-    """What decides how many programs run at once."""
-
-    multiprocessors: int
-    shared_memory: int
-    has_copy_engine: bool
-
-
-@cache
-def _find_device(index: int | None) -> _Device:
-    """The device's numbers; Triton's interpreter has few programs, so that they walk."""
-    if index is None:
-        return _Device(2, 227 * 2**10, True)
-    found = torch.cuda.get_device_properties(index)
-    return _Device(
-        found.multi_processor_count,
-        getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block),
-        found.major >= 9,
-    )
-
-
-@dataclass(frozen=True)
 class _Product:
     """One product's operands in the order of the kernels, its sizes and flags."""
 
@@ -78,9 +56,9 @@ class _Product:
     flags: dict[str, int]
 
     @property
-    def device(self) -> _Device:
+    def gpu(self) -> Gpu:
         """Where it runs."""
-        return _find_device(self.operands[0].device.index if self.operands[0].is_cuda else None)
+        return find_gpu(self.operands[0])
 
     def fit(self, tiles: list[Tile]) -> list[Tile]:
         """The tiles that divide the columns."""
@@ -109,16 +87,15 @@ class _Product:
         """gemm_rows with one tile, or nothing."""
         rows, columns = tile["BM"], tile["BN"]
         depth, warps = tile["num_stages"], tile["num_warps"]
-        depth_of_k = self.k + self.k2
         read = (self.flags["ADD"] > 0) + (self.flags["ACT"] == KEEP_NORMAL)
-        block = rows * depth_of_k * depth + rows * columns * (read * (depth - 1) + 1)
-        device = self.device
-        fitting = device.shared_memory // (2 * (depth_of_k * columns + block))
-        occupancy = min(tile["OCCUPANCY"], fitting)
+        needed = count_walker_bytes(
+            rows, columns, depth=self.k + self.k2, stages=depth, images_read=read
+        )
+        occupancy = min(tile["OCCUPANCY"], self.gpu.shared_memory // needed)
         if not occupancy:
             return []
         blocks = self.n // columns
-        walkers = occupancy * device.multiprocessors // blocks
+        walkers = occupancy * self.gpu.multiprocessors // blocks
         walkers = max(1, min(walkers, triton.cdiv(self.m, rows), _MOST_WALKERS))
         own = {"BM": rows, "BN": columns, "DEPTH": depth, "WARPS": min(warps, rows // 16)}
         own |= {"num_warps": warps, "num_stages": depth}
@@ -133,7 +110,7 @@ class _Product:
     def ahead(self) -> list[Launch]:
         """Launches of gemm_ahead, for products of many channels."""
         small = self.k < 128 or self.m < 128 or self.height > _WIDEST_AHEAD
-        if small or not self.device.has_copy_engine:
+        if small or not self.gpu.has_copy_engine:
             return []
         return [self.ahead_of(t) for t in self.fit(_AHEAD_TILES)]
 
@@ -147,7 +124,7 @@ class _Product:
             factors = (*factors[:2], _describe(flatten_pixels(a2), bm, bk), _describe(b2, bk, bn))
         programs, walks = self.count_tiles(tile), tile["OCCUPANCY"] > 0
         if walks:
-            programs = min(tile["OCCUPANCY"] * self.device.multiprocessors, programs)
+            programs = min(tile["OCCUPANCY"] * self.gpu.multiprocessors, programs)
         sizes = (self.m, self.n, self.k, self.k2, programs, self.height, self.width)
         own = {name: value for name, value in tile.items() if name != "OCCUPANCY"}
         own["FLAT"] = int(walks and not flags["PRE"])
