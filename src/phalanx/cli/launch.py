@@ -103,7 +103,7 @@ _MOST = 100_000
             "by Open MPI"
         ),
         "phalanx launch --num-replicas 8 --nodes 2 --write sbatch demo.sh -- train demo": (
-            "a Slurm job that goes on after preemption; sbatch demo.sh submits it"
+            "a Slurm job that continues after preemption; sbatch demo.sh submits it"
         ),
     },
     takes_command=True,
