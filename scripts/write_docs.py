@@ -399,7 +399,7 @@ def list_figures(name: str, facts: dict[str, Any]) -> list[dict[str, Any]]:
     what = f"{name or facts['name']}: {facts['data']} data, batch {batch['global']:,}"
     what += f" on {facts['devices']} devices" if facts["devices"] > 1 else ""
     if not facts["trusted"]:
-        what += f" (not to be believed: {'; '.join(facts['problems'])})"
+        what += f" (unreliable: {'; '.join(facts['problems'])})"
     rate = figure(f"{what}, median", facts["median"], "images/s", facts["n"])
     rows = [rate | {"low": facts["low"], "high": facts["high"], "range": "all blocks"}]
     for share in ("p50", "p99"):

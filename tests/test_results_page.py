@@ -103,7 +103,7 @@ def test_what_commands_write_becomes_a_section(writer, folder):
     section = writer["bench_page"](folder).partition("\n## ")[2]
     assert "2 benchmarks" in section and "`phalanx bench --spec x.yml`" in section
     assert "| a_batchsize_64: synthetic data, batch 64, median | 1,234 images/s" in section
-    assert "| c: synthetic data, batch 64 (not to be believed: noise), median |" in section
+    assert "| c: synthetic data, batch 64 (unreliable: noise), median |" in section
 
 
 def test_a_file_may_hold_a_measurement_a_line(writer, folder):

@@ -92,7 +92,7 @@ def test_three_kinds_of_data_are_measured_side_by_side(tiny, capsys, monkeypatch
 def test_a_run_that_ends_in_its_warm_up_is_not_believed(tiny, capsys):
     assert main(["bench", "train", *tiny, "--steps=3"]) == UNTRUSTED
     told = capsys.readouterr()
-    assert "not to be believed: nothing was measured: the warm-up outlasted" in told.err
+    assert "unreliable: nothing was measured: the warm-up outlasted" in told.err
     assert "images/s" in told.out
 
 

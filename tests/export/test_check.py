@@ -179,8 +179,8 @@ def test_the_likeliest_class_may_not_change_in_32_bits():
     with pytest.raises(CheckpointError) as error:
         check(make_case([[1.0, 1.00001], [3.0, 0.0]]), [[1.0, 0.99999], [3, 0]])
     assert str(error.value).endswith(
-        "written: the likeliest class of 1 of 2 images is another one (0 may be): a.png becomes "
-        "cat instead of dog, for which the checkpoint gives 1 and 1.00001; row 0"
+        "written: the most likely class differs for 1 of 2 images (0 allowed): a.png becomes cat "
+        "instead of dog, for which the checkpoint gives 1 and 1.00001; row 0"
     )
 
 
@@ -190,7 +190,7 @@ def test_the_likeliest_class_may_change_for_few_images_in_16_bits(dtype):
     report = check(make_case(logits), turned[:2] + logits[2:], dtype)
     assert report.top1_equal == 98
     assert report.describe_top1() == "98 of 100 (2 may change in 16 bits)"
-    with pytest.raises(CheckpointError, match=r"class of 3 of 100 images .* \(2 may be\): a.png"):
+    with pytest.raises(CheckpointError, match=r"for 3 of 100 images \(2 allowed\): a.png"):
         check(make_case(logits), turned[:3] + logits[3:], dtype)
 
 
@@ -240,8 +240,8 @@ def test_a_folder_with_more_than_an_export_is_left_alone(run, tmp_path, built_mo
     with pytest.raises(ConfigError) as error:
         phalanx.export(run, **options)
     assert str(error.value) == (
-        f"--out {box}: holds what is no part of an export (a.txt, b.txt, c.txt and 1 more), and "
-        "would be replaced; choose another --out, or move that away"
+        f"--out {box}: holds files that no export wrote (a.txt, b.txt, c.txt and 1 more), "
+        "and would be replaced; choose another --out, or move them away"
     )
     assert (box / "m.onnx").is_file() and (box / "c.txt").read_text() == "precious"
 
@@ -274,7 +274,7 @@ def test_each_file_of_a_folder_has_its_card(run, tmp_path):
             assert done.card == tmp_path / card
     assert "# one" in (tmp_path / "README.md").read_text()
     (tmp_path / "three.safetensors.md").write_text("my notes")
-    with pytest.raises(ConfigError, match=r"three\.safetensors\.md, which is somebody else's"):
+    with pytest.raises(ConfigError, match=r"three\.safetensors\.md, which no export wrote"):
         phalanx.export(run, out=tmp_path / "three.safetensors", **options)
 
 

@@ -114,7 +114,7 @@ def test_a_run_without_averages_says_so(run, tmp_path, capsys):
     copy = tmp_path / "run"
     shutil.copytree(run / "checkpoints" / "best", copy)
     assert main(["export", str(copy)]) == 2
-    assert "lies in no run folder to write to; say where the export goes" in capsys.readouterr().err
+    assert "is in no run folder to write to; say where the export goes" in capsys.readouterr().err
     (copy / "average.safetensors").unlink()
     assert main(["export", str(copy), "--averaged"]) == 4
     assert "has no averaged weights, because the run was not trained" in capsys.readouterr().err

@@ -150,8 +150,8 @@ def test_filters_say_where_a_model_may_be_cut():
     [
         (
             {"pipeline": "true"},
-            "--pipeline: nobody says how many stages; give --shards N, or name where they start "
-            "with --pipeline-splits",
+            "--pipeline: the number of stages is not given; give --shards N, or name where they "
+            "start with --pipeline-splits",
         ),
         (
             {"pipeline": "true", "shards": "1"},

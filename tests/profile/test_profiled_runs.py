@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be_written_is_noted_and_the_run_goes_on(
     out = capsys.readouterr().out
     assert "note: profile: " in out
     assert "No space left on device" in out
-    assert "; the run goes on without it" in out
+    assert "; the run continues without it" in out
     assert not RANGES.are_recorded
 
 

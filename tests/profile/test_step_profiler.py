@@ -70,7 +70,7 @@ def test_a_fault_of_torchs_profiler_does_not_end_the_run(tmp_path, monkeypatch, 
     profiler = make_profiler(tmp_path / "profile", tell=told.append)
     assert train(profiler, 0, 3) == 3
     profiler.close()
-    assert told[-1] == "note: profile: a fault of its own; the run goes on without it"
+    assert told[-1] == "note: profile: a fault of its own; the run continues without it"
     assert not RANGES.are_recorded
     assert calls.count("stop") == (1 if method in ("stop", "export_chrome_trace") else len(told))
     with profile():  # raises where another one was left running

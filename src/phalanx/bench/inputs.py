@@ -19,7 +19,7 @@ _AS_FAST = 0.95  # of the model alone; below that it waits for data
 def find_limits(results: Sequence[BenchResult]) -> list[BenchResult]:
     """The results with what limits each of them, where synthetic data was measured beside it.
 
-    What is not to be believed is compared with nothing.
+    Unreliable results are not compared.
     """
     believed = [one for one in results if one.trusted]
     alone = {one.micro_batch: one.median for one in believed if one.data == "synthetic"}

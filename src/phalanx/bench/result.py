@@ -66,7 +66,7 @@ class BenchResult:
 
     @property
     def problems(self) -> list[str]:
-        """Why the figures are not to be believed, a sentence each; empty where they are."""
+        """Why the figures are unreliable, a sentence each; empty if they are not."""
         if not self.rates:
             return [
                 "nothing was measured: the warm-up outlasted the benchmark, which ended after "

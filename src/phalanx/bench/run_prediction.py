@@ -324,7 +324,7 @@ def _list_notes(
     if scoring is not None and scoring.batches < scoring.of_batches:
         yield f"{scoring.batches:,} of {scoring.of_batches:,} batches of an evaluation were scored"
     if saving is not None:
-        yield "one checkpoint was written and removed; in the run, writing goes on beside training"
+        yield "one checkpoint was written and removed; a run writes them while it trains"
     elif plan.save.count():
         yield "checkpoints are left out: none could be written here"
     yield "left out: the start of the program, log points, and whatever else the machine does"

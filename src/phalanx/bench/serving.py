@@ -137,7 +137,7 @@ class ServingSearch:
 
     @property
     def problems(self) -> list[str]:
-        """Why the choice is not to be believed, a sentence each."""
+        """Why the choice is unreliable, a sentence each."""
         point = self.confirmed
         if point is None:
             return []

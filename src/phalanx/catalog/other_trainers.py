@@ -21,7 +21,7 @@ _GO_ON = (
 )
 _SCORE = "use `phalanx validate RUN`, which scores a run without training"
 _ALWAYS = "this is always done; leave it out"
-_NO_STOPPING = "there is no early stopping; the best checkpoint is kept besides --keep"
+_NO_STOPPING = "there is no early stopping; the best checkpoint is kept in addition to --keep"
 _ALL_TRAIN = "no layer can be frozen, all of them train; with --init-weights, use a small --lr"
 _MIXED = "--precision 16.32, with --half-type bfloat16 or float16"
 _CHECKPOINTS = "--ckpts-per-epoch, a rate: 1/N for every N epochs"
@@ -171,7 +171,7 @@ _LIGHTNING = {
     "benchmark": "--determinism off, which picks the fastest kernels",
     "default-root-dir": "--run-dir",
     "enable-checkpointing": "--ckpts-per-epoch, 0 for none",
-    "save-top-k": "--keep, the newest ones; the best one stays besides",
+    "save-top-k": "--keep, the newest ones; the best one is kept, too",
     "ckpt-path": _GO_ON,
     "resume-from-checkpoint": _GO_ON,
     "auto-lr-find": "use `phalanx find lr`, which suggests --lr",
@@ -306,7 +306,7 @@ _SEEDS = {
     "norm-epsilon": "--norm-eps",
     "bn-decay": "--batchnorm-momentum, the share of the new batch: 1 less the decay",
     "stable-norm": "norms are stable unless --disable-stable-batchnorm is given",
-    "group-dim": "--efficientnet-group-dim; of a ResNeXt it is in the name, such as "
+    "group-dim": "--efficientnet-group-dim; for a ResNeXt it is in the name, such as "
     "resnext50_32x4d",
     "expand-ratio": "--efficientnet-expand-ratio",
     "block-survival-prob": "--drop-path, 1 less the probability of survival",
@@ -346,7 +346,7 @@ _SEEDS = {
     "prefetch-depth": _NO_HARDWARE,
     "identical-replica-seeding": "random numbers depend only on --seed; leave it out",
     "wandb-weight-histogram": "there are no histograms of weights; leave it out",
-    "wandb-id": "a resume goes on with the same run of --wandb; leave it out",
+    "wandb-id": "a resume continues the same --wandb run; leave it out",
 }
 TRAINERS = {
     "timm": _TIMM,

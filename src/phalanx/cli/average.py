@@ -31,8 +31,8 @@ _AVERAGING_OPTIONS = {  # and the field of Averaging that each one sets
 
 @command(
     "average",
-    "Average the last checkpoints of a run into RUN/checkpoints/average, and score it "
-    "beside the newest. Running statistics of batch norms are averaged like weights.",
+    "Average the last checkpoints of a run into RUN/checkpoints/average, and score it together "
+    "with the newest. Running statistics of batch norms are averaged like weights.",
     Argument("run", "A run folder.", required=True),
     Argument(
         "--reestimate-norms",

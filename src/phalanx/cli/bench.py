@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     usage="[DIR] [--option value]... [--json]",
     options=ALL_OPTIONS,
     examples={
-        "phalanx data bench ~/imagenet": "is this disk, are these cores enough?",
+        "phalanx data bench ~/imagenet": "are this disk and these cores fast enough?",
         "phalanx data bench ~/imagenet --model resnet50 --workers 16": "for that model",
     },
 )
@@ -60,7 +60,7 @@ def _print_rates(found: "Feeding") -> None:
 
 @command(
     "bench overhead",
-    "Images/s of the real training loop over a bare PyTorch loop that gets the same "
+    "Compare images/s of the real training loop with a bare PyTorch loop that gets the same "
     "batches ready-made in memory.",
     Argument("--pairs", "Interleaved pairs of blocks [40].", default="40"),
     Argument("--steps", "Steps in a block [25].", default="25"),

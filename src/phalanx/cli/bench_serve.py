@@ -24,16 +24,16 @@ _SERVER_OPTIONS = ("device", "precision", "threads", "plugin")
 
 @command(
     "bench serve",
-    "Find the batching of `phalanx serve` that answers most images within a latency goal: real "
-    "servers with larger batches, longer waits and more workers, loaded by more and more "
-    "connections. Exits with code 7 where the figures are not to be believed.",
+    "Find the batching settings of `phalanx serve` with the most images/s within a latency goal: "
+    "real servers with larger batches, longer waits and more workers, loaded by more and more "
+    "connections. Exits with code 7 if the figures are unreliable.",
     Argument(
         "model", "What is served: an exported file, or a run.", metavar="FILE|RUN", required=True
     ),
     Argument("images", "Images to send.", metavar="IMAGE|DIR", many=True),
     Argument("--latency-ms", "The goal: milliseconds for a request, from end to end."),
     Argument(
-        "--percentile", "Which latency must keep the goal: p50, p95 or p99.  [p99]", default="p99"
+        "--percentile", "Which latency must meet the goal: p50, p95 or p99.  [p99]", default="p99"
     ),
     Argument(
         "--protocol",
@@ -195,7 +195,7 @@ def _print_search(search: "ServingSearch") -> None:
 
 
 def _choose_exit_code(search: "ServingSearch") -> int:
-    """0, or 7 where the choice is not to be believed; raises where no setting keeps the goal."""
+    """0, or 7 if the choice is unreliable; raises if no setting meets the goal."""
     job = search.job
     if search.confirmed is None:
         nearest = min(search.points, key=lambda point: point.find_latency(job.percentile))
@@ -203,10 +203,10 @@ def _choose_exit_code(search: "ServingSearch") -> int:
             f" ({count} images failed: {why})" for why, count in nearest.failures.items()
         )
         raise ConfigError(
-            f"--latency-ms {job.goal_ms:g}: no setting keeps it; the lowest {job.percentile} is "
+            f"--latency-ms {job.goal_ms:g}: no setting meets it; the lowest {job.percentile} is "
             f"{nearest.find_latency(job.percentile):.1f} ms{failed}; raise the goal, or serve a "
             "smaller model"
         )
     for problem in search.problems:
-        print(f"not to be believed: {problem}", file=sys.stderr)
+        print(f"unreliable: {problem}", file=sys.stderr)
     return EXIT_UNTRUSTED if search.problems else 0

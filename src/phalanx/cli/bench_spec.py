@@ -36,8 +36,8 @@ _MOST_SAID = 60  # characters of what a command said last
 
 @command(
     "bench",
-    "Run the benchmarks of a file one after the other, and write their results as JSON, CSV and "
-    "a Markdown table. One that fails is told, and the others go on. To measure one thing: "
+    "Run the benchmarks of a file one after the other, and write their results as JSON, CSV and a "
+    "Markdown table. A failure is reported, and the others continue. To measure one thing: "
     "phalanx bench train, infer, ...; `phalanx bench` lists them.",
     Argument(
         "--spec",
@@ -60,12 +60,14 @@ _MOST_SAID = 60  # characters of what a command said last
         switch=True,
     ),
     Argument("--stop-on-error", "Stop at the first that fails.", switch=True),
-    Argument("--timeout", "Seconds after which a command is ended, where its entry says none."),
+    Argument(
+        "--timeout", "Seconds after which a command is ended, unless its entry has a timeout."
+    ),
     Argument("--allow-wandb", "Keep --wandb in the commands.", switch=True),
     Argument(
         "--out",
-        "Folder for results and output; those of the same command that was stopped are gone on "
-        "with.  [bench-results/TIME]",
+        "Folder for results and output; with that of a stopped command, continues it.  "
+        "[bench-results/TIME]",
     ),
     JSON_FLAG,
     usage="--spec FILE [--benchmark NAME]... [--set NAME=VALUE]... [--dry-run] [--out DIR]",

@@ -42,16 +42,18 @@ _LONGEST_S = 3600.0
 _TIMING_FLAGS = (
     Argument(
         "--inputs",
-        "What images are made of: synthetic (noise on the device), generated (noise from the "
-        "host), real (the data itself), or several, such as synthetic,generated,real, to see which "
-        "limits.  [the data as it is named]",
+        "Kind of images: synthetic (noise on the device), generated (noise from the host), real "
+        "(the data itself), or several, such as synthetic,generated,real, to see which is the "
+        "limit.  [the data as given]",
     ),
     *MADE_UP_FLAGS,
-    Argument("--seconds", "How long is measured, all blocks together  [15]", default="15"),
+    Argument("--seconds", "Seconds to measure, all blocks together  [15]", default="15"),
     Argument(
-        "--warmup", "Seconds of work before that, after the first step or batch  [3]", default="3"
+        "--warmup",
+        "Seconds of warm-up before that, after the first step or batch  [3]",
+        default="3",
     ),
-    Argument("--blocks", "Parts that are timed on their own  [10]", default="10"),
+    Argument("--blocks", "Number of parts that are timed separately  [10]", default="10"),
     Argument("--json", "Print one JSON object per measurement.", switch=True),
 )
 
@@ -59,7 +61,7 @@ _TIMING_FLAGS = (
 @command(
     "bench train",
     "Measure images/s of training: the loop and the step of `train`, block by block, without the "
-    "warm-up. Exits with code 7 where the figures are not to be believed.",
+    "warm-up. Exits with code 7 if the figures are unreliable.",
     *PRESET_ARGS,
     *_TIMING_FLAGS,
     usage="[PRESET|FILE] [--option value]... [--inputs KIND,...] [--seconds S] [--warmup S] "
@@ -84,8 +86,8 @@ def _bench_train(args: ParsedArgs) -> int:
 
 @command(
     "bench infer",
-    "Measure images/s of inference, by the forward that scores and serves, and the latency of one "
-    "batch at a time. Exits with code 7 where the figures are not to be believed.",
+    "Measure images/s of inference, with the forward pass that scores and serves, and the latency "
+    "of one batch at a time. Exits with code 7 if the figures are unreliable.",
     Argument(
         "target",
         "A run, a checkpoint, or a preset or model by name, with random weights.",
@@ -185,7 +187,7 @@ class _Benchmark:
         for result, measurement in zip(results, self.measurements, strict=False):
             for problem in result.problems:
                 where = f"{measurement.label}: " if len(self.measurements) > 1 else ""
-                print(f"not to be believed: {where}{problem}", file=sys.stderr)
+                print(f"unreliable: {where}{problem}", file=sys.stderr)
 
 
 def _read_timing(args: ParsedArgs) -> "Timing":

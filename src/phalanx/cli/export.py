@@ -28,8 +28,8 @@ _SOURCE_OPTIONS = (  # of the data and of how its images are prepared
 
 @command(
     "export",
-    "Write a model for other programs. It is kept only if its answers agree with the checkpoint's "
-    "on real images, in batches of one, two and the largest size; a model card lies beside it.",
+    "Write a model for other programs. It is kept only if its outputs match the checkpoint's on "
+    "real images, in batches of one, two and the largest size; a model card is written next to it.",
     Argument(
         "target",
         "A run (its best checkpoint), a checkpoint, or a preset or model by name, which has random "
@@ -47,11 +47,11 @@ _SOURCE_OPTIONS = (  # of the data and of how its images are prepared
     ),
     Argument(
         "--out",
-        "The file, timm's folder, or Triton's repository, where the model becomes OUT/NAME.  "
+        "The file, timm's folder, or Triton's repository, in which the model is OUT/NAME.  "
         "[RUN/export/NAME.onnx; other formats in RUN/export/FORMAT; of a preset or model, export "
         "in this folder]",
     ),
-    Argument("--name", "What the model is called in addresses of a server.  [the run's name]"),
+    Argument("--name", "Name of the model in server URLs.  [the run's name]"),
     Argument(
         "--with-preprocessing",
         "Take uint8 images [N, size, size, 3] and normalise them in the model; else it takes "
@@ -67,13 +67,13 @@ _SOURCE_OPTIONS = (  # of the data and of how its images are prepared
     Argument("--averaged", "The moving average of the weights (--ema-decay).", switch=True),
     Argument(
         "--max-batch",
-        "The largest batch that is checked, and that Triton makes.  [32]",
+        "Largest batch to check, and for Triton to build.  [32]",
         default="32",
     ),
     Argument(
         "--images",
-        "Images or folders of them to check it on.  [the validation images of its data, else those "
-        "that come with Phalanx]",
+        "Images, or folders of them, for the check.  [the validation images of its data, else "
+        "those that come with Phalanx]",
         many=True,
     ),
     Argument("--check-images", "How many of them.  [64]", default="64"),
@@ -86,14 +86,14 @@ _SOURCE_OPTIONS = (  # of the data and of how its images are prepared
         "phalanx export runs/demo --with-preprocessing --out shoes.onnx": (
             "takes pixels from 0 to 255"
         ),
-        "phalanx export runs/demo --checkpoint last --averaged": "averaged weights of the newest",
+        "phalanx export runs/demo --checkpoint last --averaged": "the newest one's average",
         "phalanx export runs/demo --format pt2 --dtype bfloat16": "for torch, in 16 bits",
         "phalanx export runs/cats --format timm --out cats": (
             "for timm.create_model('local-dir:cats', pretrained=True)"
         ),
         "phalanx export runs/cats --format triton --max-batch 64": "for tritonserver",
         "phalanx export runs/cats --images photos --check-images 500": (
-            "where the data of the run is elsewhere"
+            "if the data of the run is not on this machine"
         ),
         "phalanx export resnet50 --data imagenet --init-weights resnet50.safetensors": (
             "weights from elsewhere"

@@ -70,7 +70,7 @@ _MOST = 100_000
     Argument("--nodes", "How many hosts, where Slurm or Kubernetes is to choose them."),
     Argument(
         "-x",
-        "A variable for the ranks: with the value it has here, or with this one.",
+        "Environment variable for the ranks, with its current value or this one.",
         metavar="-x NAME[=VALUE]",
     ),
     Argument("--tag-output", "Begin every line with the host or rank it is from.", switch=True),
@@ -79,10 +79,10 @@ _MOST = 100_000
     Argument("--master-addr", "torchrun: where ranks meet.  [the first host]"),
     Argument("--master-port", "torchrun: the port there.  [29500; on one host a free one]"),
     Argument("--ssh-args", 'Options for ssh, as one word: "-p 2222 -i KEY".'),
-    Argument("--dry-run", "Print the lines that would be started, and stop.", switch=True),
+    Argument("--dry-run", "Print the commands that would be started, and stop.", switch=True),
     Argument(
         "--write",
-        "Write a job in place of starting one: sbatch FILE or pytorchjob FILE.",
+        "Write a job file instead of starting anything: sbatch FILE or pytorchjob FILE.",
         metavar="--write KIND FILE",
         many=True,
     ),
@@ -103,7 +103,7 @@ _MOST = 100_000
             "by Open MPI"
         ),
         "phalanx launch --num-replicas 8 --nodes 2 --write sbatch demo.sh -- train demo": (
-            "a Slurm job that goes on after preemption; sbatch demo.sh submits it"
+            "a Slurm job that continues after preemption; sbatch demo.sh submits it"
         ),
     },
     takes_command=True,

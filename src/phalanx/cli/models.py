@@ -33,7 +33,7 @@ _FIGURES = {"parameters": "parameters", "macs": "MACs", "activation_bytes": "act
 
 @command(
     "models ls",
-    "List the models by family, with their size at their own images and classes.",
+    "List the models by family, with their size at their default image size and classes.",
     Argument("word", "Only models whose names, or former names, contain every word.", many=True),
     _JSON,
     usage="[WORD...] [--plugin MODULE] [--json]",

@@ -68,13 +68,17 @@ class _Prediction(NamedTuple):
     "Show every derived number before anything runs; nothing is written.",
     *PRESET_ARGS,
     Argument("--origin", "Also say where each option's value came from.", switch=True),
-    Argument("--at", "Steps, such as 0,100,900: learning rate and loss scale there.", items=True),
+    Argument(
+        "--at",
+        "Show the learning rate and loss scale at these steps, such as 0,100,900.",
+        items=True,
+    ),
     Argument(
         "--no-memory",
         "Skip the memory prediction, which takes a few seconds.",
         switch=True,
     ),
-    Argument("--picture", "A file that ends in .png: draw a step over time into it."),
+    Argument("--picture", "Draw the timeline of a step to this .png file."),
     *NETWORK_ARGS,
     *MEASURE_ARGS,
     JSON_FLAG,
@@ -88,11 +92,11 @@ class _Prediction(NamedTuple):
         "phalanx plan imagenet-resnet50 --shards 4 --pipeline --devices 4 --picture p.png": "in "
         "four stages, drawn over time",
         "phalanx plan imagenet-resnet50 --device cuda --devices 64 --replicas 64 --network 100 "
-        "--hosts 8": "with what a step takes of 100 Gbit/s",
+        "--hosts 8": "with the step time over a 100 Gbit/s network",
         "phalanx plan demo --epochs 3 --origin": "and where each value comes from",
         "phalanx plan demo --at 0,100,900 --json": "the learning rate at some steps",
-        "phalanx plan demo --measure --seconds 10": "and train for ten seconds to tell how long "
-        "the run takes",
+        "phalanx plan demo --measure --seconds 10": "and train for ten seconds to predict "
+        "how long the run takes",
     },
 )
 def _run(args: ParsedArgs) -> None:

@@ -21,8 +21,8 @@ _MOST_SECONDS = 86400.0
 MEASURE_ARGS = (
     Argument(
         "--measure",
-        "Train, score and save for real for half a minute, keep nothing of it, and predict time, "
-        "memory and energy of the whole run.",
+        "Train, score and save for half a minute, keep nothing of it, and predict time, memory "
+        "and energy of the whole run.",
         switch=True,
     ),
     Argument("--seconds", f"With --measure: for how long  [{_SECONDS:g}]"),

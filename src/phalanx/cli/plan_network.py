@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 NETWORK_ARGS = (
     Argument(
         "--network",
-        "Predict the step time where each host's link has so many Gbit/s, such as 10 or 0.1.",
+        "Predict the step time with this many Gbit/s on each host's link, such as 10 or 0.1.",
         metavar="GBIT",
     ),
     Argument("--hosts", "With --network: how many hosts share the devices; else one for each."),
     Argument(
         "--images-per-second",
-        "With --network: what one device trains alone, as a run told that had the same options, "
+        "With --network: images/s of one device alone, from a run with the same options, "
         "recomputation included.",
     ),
 )

@@ -40,8 +40,8 @@ _MAX_BYTES = 2**20  # of a script
 
 @command(
     "port",
-    "Turn a command line of an older program into one of ours: prints the new command, what became "
-    "of each option, and the plan. Options of ours before -- are laid over the result.",
+    "Translate a command line of an older program: prints the new command, what became of each "
+    "option, and the plan. Options before -- override the result.",
     Argument(
         "old command",
         "As it is typed, after --; or in one pair of quotes; or on standard input.",
@@ -50,13 +50,12 @@ _MAX_BYTES = 2**20  # of a script
     Argument("--file", "A script to read the old commands from."),
     Argument(
         "--configs",
-        "An old configs.yml, whose entries become presets of ours: all, or those that are named "
-        "after it.",
+        "An old configs.yml, whose entries become presets: all, or those named after it.",
     ),
     Argument(
         "--dialect",
-        "Which program it is for: lightning, pytorch, tf1, tf2 or popart.  [told by its script and "
-        "options]",
+        "Which program it is for: lightning, pytorch, tf1, tf2 or popart.  [recognised by its "
+        "script and options]",
     ),
     Argument("--run", "Run the new command.", switch=True),
     Argument("--local", "Leave hosts out: everything runs on this machine.", switch=True),

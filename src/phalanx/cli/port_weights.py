@@ -18,16 +18,16 @@ _NAMES_SHOWN = 3
 
 @command(
     "port weights",
-    "Turn weights of an older program into a file for --init-weights.",
+    "Convert weights of an older program into a file for --init-weights.",
     Argument("file", "Old weights: .pt, .pth, .ckpt, .safetensors, .h5, .onnx or .npz."),
-    Argument("--model", "The model they are of; by default found from names and shapes."),
+    Argument("--model", "The model; by default recognised by names and shapes."),
     Argument("--out", f"The file to write: {_OUT}.", default=_OUT),
     JSON_FLAG,
     usage="FILE [--model NAME] [--out FILE]",
     examples={
         "phalanx port weights resnet50_imagenet_100.pt": "a checkpoint of the PyTorch program",
         "phalanx port weights epoch_90.0.h5 --out resnet50.safetensors": "one of TensorFlow 2",
-        "phalanx port weights ckpt.onnx --model resnet20": "one of PopART, of which you are sure",
+        "phalanx port weights ckpt.onnx --model resnet20": "one of PopART, with the model given",
         "phalanx port weights weights.npz": "variables of TensorFlow 1",
     },
 )

@@ -19,7 +19,7 @@ _GUESSES = 5
 
 @command(
     "predict",
-    "Print the five likeliest classes of each image.",
+    "Print the five most likely classes of each image.",
     Argument("run", "A run (its best checkpoint) or a checkpoint.", required=True),
     Argument(
         "images", "Image files, or folders of them.", metavar="IMAGE|DIR", many=True, required=True

@@ -23,7 +23,7 @@ _NAME = Argument("name", "A preset, or a YAML file.", required=True)
     "List the presets: yours in ./presets and ./configs.yml first, then ours.",
     Argument(
         "--old",
-        "List the configurations of the applications before Phalanx, by their names there.",
+        "List the configurations of the older applications, by their original names.",
         switch=True,
     ),
     Argument("--json", "Print a JSON list.", switch=True),

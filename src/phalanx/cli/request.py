@@ -32,9 +32,8 @@ _LONGEST_S = 3600.0
 
 @command(
     "request",
-    "Send images to a server; print what it says they are, how fast it answers, and how often it "
-    "is right where the class is known. With --serve, export a run or preset and start the server, "
-    "too.",
+    "Send images to a server; print its predictions, its speed and, where the classes are known, "
+    "its accuracy. With --serve, export a run or preset and start the server, too.",
     Argument("images", "Image files, or folders of them.", metavar="IMAGE|DIR", many=True),
     Argument("--url", "Address of the server.  [http://127.0.0.1:8000]"),
     Argument(
@@ -50,23 +49,24 @@ _LONGEST_S = 3600.0
         default="predict",
     ),
     Argument("--batch-size", "Images in a request.  [1]", default="1"),
-    Argument("--num-threads", "Threads that send, each on its connection.  [2]", default="2"),
+    Argument("--num-threads", "Sending threads, each with its own connection.  [2]", default="2"),
     Argument(
         "--num-images",
-        "Images that each thread sends, from those named again and again: a measurement, after a "
-        "warm-up, without the predictions.  [every image once]",
+        "Images that each thread sends, cycling through those given: a measurement, after a "
+        "warm-up, without predictions.  [every image once]",
     ),
     Argument(
         "--use-async",
-        f"Do not wait for an answer before the next request: {_IN_FLIGHT} of each thread are under "
-        "way at once.",
+        "Do not wait for an answer before the next request: each thread has up to "
+        f"{_IN_FLIGHT} in flight.",
         switch=True,
     ),
     Argument("--verbose", "Print the latency of each request of the first thread.", switch=True),
     Argument("--labels", "CSV or JSON lines with the class of each image: path,label."),
-    Argument("--name", "Name of the model, for servers that do not tell it."),
+    Argument("--name", "Name of the model, for servers that do not report it."),
     Argument(
-        "--api-key-file", "File with the server's API key.  [the environment's PHALANX_API_KEY]"
+        "--api-key-file",
+        "File with the server's API key.  [the environment variable PHALANX_API_KEY]",
     ),
     Argument("--timeout", "Seconds to wait for an answer.  [30]", default="30"),
     Argument(
@@ -77,12 +77,12 @@ _LONGEST_S = 3600.0
     "[--num-images N] [--use-async] [--protocol NAME] [--verbose] [--json]",
     options=(*_RUN_OPTIONS, "max-file-mib"),
     examples={
-        "phalanx request shoe.png": "what the server on this machine says of one image",
+        "phalanx request shoe.png": "classify an image with the server on this machine",
         "phalanx request photos --url http://gpu1:8000 --batch-size 8": "a folder, eight at a time",
         "phalanx request val --num-threads 8 --num-images 1000": "throughput and latency",
-        "phalanx request --serve runs/demo": "export, server, images, end: all in one",
+        "phalanx request --serve runs/demo": "export, serve, send images, stop: all in one",
         "phalanx request --serve resnet50_infer_bs16 --batch-size 8 --num-images 100": (
-            "the same to measure a network that is not trained"
+            "the same, to measure an untrained network"
         ),
     },
 )

@@ -28,8 +28,8 @@ _LEAST_KEY = 8
 
 @command(
     "serve",
-    "Answer over HTTP what is on images: TensorFlow Serving's REST, the Open Inference Protocol "
-    "(KServe, Triton) and POST /predict, with a page to try it.",
+    "Serve a model over HTTP: TensorFlow Serving's REST API, the Open Inference Protocol (KServe, "
+    "Triton) and POST /predict, with a page to try it.",
     Argument(
         "model",
         "An exported ONNX file, or a run (its best checkpoint) or a checkpoint.",
@@ -40,8 +40,8 @@ _LEAST_KEY = 8
     Argument("--averaged", "The moving average of a run's weights (--ema-decay).", switch=True),
     Argument("--name", "What clients call the model.  [the run's name]"),
     Argument("--host", "Address to listen on; 0.0.0.0 for all.  [127.0.0.1]", default="127.0.0.1"),
-    Argument("--port", "Port; 0 for any that is free.  [8000]", default="8000"),
-    Argument("--max-batch", "Images that run together at most.  [8; 64 on a GPU]"),
+    Argument("--port", "Port; 0 for any free port.  [8000]", default="8000"),
+    Argument("--max-batch", "Largest batch to run.  [8; 64 on a GPU]"),
     Argument(
         "--max-wait-ms",
         "How long a batch that is not full waits for more images.  [0: runs what has queued]",
@@ -52,20 +52,20 @@ _LEAST_KEY = 8
     ),
     Argument(
         "--max-queue",
-        "Images waiting, from which on requests are refused with 429.  [4 batches per worker]",
+        "Number of waiting images at which requests are refused with 429.  [4 batches per worker]",
     ),
-    Argument("--max-images", "Images in one request at most.  [256]", default="256"),
+    Argument("--max-images", "Most images in one request.  [256]", default="256"),
     Argument("--max-request-mib", "Largest body of a request.  [64]", default="64"),
     Argument("--request-timeout", "Seconds a client has to send its body.  [30]", default="30"),
     Argument(
-        "--drain-seconds", "After SIGTERM: for answers that are still due.  [30]", default="30"
+        "--drain-seconds", "After SIGTERM: seconds to finish pending requests.  [30]", default="30"
     ),
     Argument("--decode-threads", "Threads that decode images.  [the cores, at most 8]"),
     Argument("--access-log", "File for a JSON line per request; - for standard output."),
     Argument(
         "--api-key-file",
-        f"File with the key that clients must send; or set {_KEY_VARIABLE}. To listen beyond "
-        "this machine needs one.",
+        f"File with the key that clients must send; or set {_KEY_VARIABLE}. Required "
+        "to listen beyond this machine.",
     ),
     Argument("--no-auth", "Listen beyond this machine without a key.", switch=True),
     usage="FILE|RUN [--port N] [--max-batch N] [--max-wait-ms MS] [--workers N] "
@@ -73,11 +73,11 @@ _LEAST_KEY = 8
     options=("device", "precision", "threads", "plugin", *LIMIT_OPTIONS),
     examples={
         "phalanx serve runs/demo": "the best checkpoint of a run, at http://127.0.0.1:8000/",
-        "phalanx serve runs/demo --checkpoint last --averaged": "averaged weights of the newest",
+        "phalanx serve runs/demo --checkpoint last --averaged": "the newest one's average",
         "phalanx serve runs/demo/export/demo.onnx --port 0": "an exported file, on any free port",
         "phalanx serve model.onnx --max-batch 16 --max-wait-ms 5": "larger batches, more latency",
         "phalanx serve model.onnx --host 0.0.0.0 --api-key-file key.txt": "for other machines",
-        "curl -F image=@shoe.png http://127.0.0.1:8000/predict": "what is on an image",
+        "curl -F image=@shoe.png http://127.0.0.1:8000/predict": "classify an image",
     },
 )
 def _run(args: ParsedArgs) -> int:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @command(
     "sweep",
-    "Search training options: every trial is a run of its own. The file names the "
-    "options to search, with ranges or lists, and the method: grid, random or tpe. After a "
-    "stop or a kill, the same command continues it.",
+    "Search training options: every trial is a separate run. The file names the options to "
+    "search, with ranges or lists, and the method: grid, random or tpe. After a stop or a kill, "
+    "the same command continues it.",
     Argument("file", "The YAML file of the sweep; docs/training.md shows one."),
     Argument("--sweep-dir", "Folder of the sweep  [sweeps/NAME]"),
     Argument("--resume", "Continue the sweep in this folder; if it is finished, show its table."),

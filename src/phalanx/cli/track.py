@@ -11,12 +11,13 @@ _PATIENCE_S = 86_400.0  # whoever waits can see it, and stop it
 
 @command(
     "track",
-    "Send the records of a run to TensorBoard, Weights & Biases or MLflow: what they do not have.",
+    "Send the records of a run to TensorBoard, Weights & Biases or MLflow, except "
+    "what they already have.",
     Argument("run", "The run folder.", required=True),
     usage="RUN [--tensorboard] [--wandb] [--mlflow] [--option value]...",
     options=tuple(name for name, option in OPTIONS.items() if option.section == "trackers"),
     examples={
-        "phalanx track runs/short --tensorboard": "event files of a run that was trained without",
+        "phalanx track runs/short --tensorboard": "event files for an earlier run",
         "phalanx track runs/short --wandb --wandb-project mine": "the same for wandb",
     },
 )

@@ -38,8 +38,8 @@ SCORING_OPTIONS = (
 FRESH_MODEL_OPTIONS = ("model", "image-size", *MODEL_OPTIONS)  # a checkpoint brings its own
 CHECKPOINT_FLAG = Argument(
     "--checkpoint",
-    "Which checkpoint of a run: last, best or the number of a step.  [the best where one is "
-    "known, else the last]",
+    "Which checkpoint of a run: last, best or the number of a step.  [the best if one is known, "
+    "else the last]",
 )
 
 
@@ -60,7 +60,7 @@ CHECKPOINT_FLAG = Argument(
     ),
     Argument(
         "--batch-size",
-        "What other programs call --valid-batch-size; several, such as 1,4,16, are scored in turn.",
+        "Same as --valid-batch-size; several sizes, such as 1,4,16, are scored in turn.",
         items=True,
     ),
     Argument(

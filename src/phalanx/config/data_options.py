@@ -63,7 +63,7 @@ class DataConfig(Section):
         low=0,
         high=256,
         resumable=True,
-        auto="one per core, none for sets held in memory",
+        auto="one per core, none for datasets held in memory",
     )
     val_split: ValSplitText | None = option(
         None,
@@ -82,12 +82,13 @@ class DataConfig(Section):
     )
     labels: PathText | None = option(
         None,
-        "File with the label of each image: CSV or JSON lines with path, label and perhaps split.",
+        "File with the label of each image: CSV or JSON lines with path, label and optionally "
+        "split.",
         resumable=True,
     )
     listing_rule: int = option(
         NEWEST_LISTING_RULE,
-        "Version of the rule that says which files are images and what --val-split takes; 1: .jpg, "
+        "Version of the rule for which files are images and what --val-split takes; 1: .jpg, "
         ".jpeg and .png directly in class folders.",
         low=1,
         high=NEWEST_LISTING_RULE,
@@ -136,15 +137,15 @@ class DataConfig(Section):
     )
     gpu_decode: ImageShare = option(
         False,
-        "Decode, crop and resize JPEGs on the GPU: all, or a share such as 0.4 beside the cores, "
-        "which do the rest; pixels differ from the CPU's by rounding.",
+        "Decode, crop and resize JPEGs on the GPU: all, or a share such as 0.4 while the cores do "
+        "the rest; pixels differ from the CPU's by rounding.",
         low=0,
         high=1,
     )
     keep_on_device: bool | None = option(
         None,
-        "Keep the whole set on the device and augment it there; the pixels are the same.",
-        auto="sets of small images, on a GPU that has room",
+        "Keep the whole dataset on the device and augment it there; the pixels are the same.",
+        auto="datasets of small images, if the GPU has room",
         resumable=True,
     )
     repeated_augmentation: int = option(
@@ -179,7 +180,7 @@ class AugmentConfig(Section):
         4, "Most pixels by which small images are shifted, in each direction.", low=0, high=7
     )
     shift_fill: Literal["black", "reflect"] = option(
-        "black", "What moves in where a small image is shifted: black, or its own reflection."
+        "black", "What fills the gap when a small image is shifted: black, or its own reflection."
     )
     flips: Literal["random", "alternating"] = option(
         "random",

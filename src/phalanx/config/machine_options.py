@@ -23,7 +23,7 @@ class MachineConfig(Section):
         auto="32.32 on a CPU, 16.32 on a GPU",
     )
     half_type: Literal["bfloat16", "float16"] = option(
-        "bfloat16", "What 16 bits are: bfloat16 or float16."
+        "bfloat16", "16-bit type: bfloat16 or float16."
     )
     enable_stochastic_rounding: bool = option(
         False, "Round 16-bit weights and optimizer state up or down at random, without bias."
@@ -61,7 +61,7 @@ class MachineConfig(Section):
         None,
         "Replay the passes of a step as CUDA graphs, each launched by a single call.",
         resumable=True,
-        auto="on a GPU, where it is possible",
+        auto="on a GPU, if possible",
     )
     kernels: Literal["auto", "torch"] = option(
         "auto", "auto: our own kernels where a network has them; torch: only those of torch."
@@ -78,7 +78,7 @@ class MachineConfig(Section):
     )
     replicas: int | None = option(
         1,
-        "Copies of the model that share a step; auto: one per device, the global batch kept.",
+        "Copies of the model that share a step; auto: one per device, with the same global batch.",
         low=1,
         high=65536,
     )
@@ -125,7 +125,8 @@ class MachineConfig(Section):
     )
     engine: Literal["native", "lightning"] = option(
         "native",
-        "native: our own loop; lightning: PyTorch Lightning's Trainer drives it, to the same bits.",
+        "native: our own loop; lightning: PyTorch Lightning's Trainer drives it, with the same "
+        "bits.",
         resumable=True,
     )
     profile: Literal["off", "summary", "trace", "full"] = option(

@@ -9,7 +9,8 @@ class ModelConfig(Section):
     """Model: which network, and how it differs from its published form."""
 
     model: ModelName = option(
-        "resnet8", "Which model, such as resnet50 or efficientnet_b0; `phalanx models ls` has all."
+        "resnet8",
+        "Which model, such as resnet50 or efficientnet_b0; `phalanx models ls` lists them all.",
     )
     norm_type: Literal["batch", "group", "none"] = option(
         "batch", "What normalises activations: batch, group or none."
@@ -21,7 +22,7 @@ class ModelConfig(Section):
         0.1, "Share of each new batch in batch norm's running statistics.", low=0, high=1
     )
     norm_eps: float = option(
-        1e-5, "Added to the variance; TensorFlow's EfficientNet has 1e-3.", low=1e-12, high=1
+        1e-5, "Added to the variance; TensorFlow's EfficientNet uses 1e-3.", low=1e-12, high=1
     )
     full_precision_norm: bool = option(False, "Compute norms in 32 bits, whatever the precision.")
     disable_stable_batchnorm: bool = option(

@@ -112,8 +112,8 @@ class ScheduleConfig(Section):
     )
     lr_decay: NumbersText = option(
         "0.1",
-        "Factor of a step or exponential schedule, or, separated by commas, the share of the "
-        "peak in each stretch.",
+        "Factor of a step or exponential schedule, or, separated by commas, the share of the peak "
+        "in each interval.",
         aliases=("learning-rate-decay", "lr-decay-rate"),
     )
     lr_epoch_decay: DurationsText | None = option(
@@ -127,12 +127,12 @@ class ScheduleConfig(Section):
     lr_decay_period: DurationText | None = option(
         None,
         "Time in which an exponential schedule falls by --lr-decay.",
-        auto="from refresh to refresh, else an epoch",
+        auto="the time between updates (--lr-scheduler-freq), else an epoch",
     )
     lr_decay_length: DurationText | None = option(
         None,
         "Time in which a cosine or polynomial schedule falls.",
-        auto="the run, less a warm-up that shifts",
+        auto="the run, minus a warm-up that shifts it",
     )
     lr_power: float = option(
         2.0, "Power of a polynomial schedule.", low=0.01, high=100, aliases=("poly-lr-decay-power",)

@@ -77,7 +77,7 @@ def say_folder(text: str, values: OldValues) -> Effect:
     if data != "imagenet":
         why = f"--data {data} does not read it; --data imagenet does"
         return Effect(why=why, warnings=(f"--imagenet-data-path: {why}",), kind="nothing")
-    why = "its form is told by what is in it: files in folders, TFRecord or WebDataset"
+    why = "its format is detected from its contents: files in folders, TFRecord or WebDataset"
     return Effect(flags={"data-dir": text}, why=why)
 
 
@@ -209,7 +209,7 @@ def say_recompute(text: str, values: OldValues) -> Effect:
 def say_recompute_mode(text: str, values: OldValues) -> Effect:
     """The later spelling of the same."""
     on = text != "none"
-    why = "what is kept is said by --recompute-checkpoints" * (text == "manual")
+    why = "--recompute-checkpoints says what is kept" * (text == "manual")
     return Effect(flags={"enable-recompute": str(on).lower()}, why=why)
 
 
@@ -246,9 +246,9 @@ def build_average(name: str) -> Apply:
 def resume(text: str, values: OldValues) -> Effect:
     """The run of a checkpoint goes on."""
     if not text.endswith(_FILES):
-        return Effect(flags={"resume": text}, why="the run goes on where it stopped")
+        return Effect(flags={"resume": text}, why="the run continues where it stopped")
     folder = str(PurePath(text).parent)
-    why = f"the run in {folder} goes on from its newest checkpoint"
+    why = f"the run in {folder} continues from its newest checkpoint"
     return Effect(flags={"resume": folder}, why=why, kind="computed")
 
 

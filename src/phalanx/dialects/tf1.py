@@ -125,7 +125,7 @@ def _resume(text: str, values: OldValues) -> Effect:
     others = [name for name in values.given if name not in ("restore-path", "data-dir", "config")]
     if others:
         return Effect(flags={"fork": text}, why="a new run, from the old one's last checkpoint")
-    return Effect(flags={"resume": text}, why="the run goes on where it stopped")
+    return Effect(flags={"resume": text}, why="the run continues where it stopped")
 
 
 def _score(text: str, values: OldValues) -> Effect:
@@ -168,7 +168,7 @@ _VALIDATE = _replace(
 )  # fmt: skip
 _RESTORE = (
     OldOption("restore-path", renamed("resume")),
-    OldOption("wandb-id", elsewhere("a resumed run goes on with its own")),
+    OldOption("wandb-id", elsewhere("a resumed run keeps its own")),
 )
 _AVERAGE = (
     OldOption("restore-path", renamed(TARGET)),

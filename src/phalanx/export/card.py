@@ -70,6 +70,6 @@ def _describe_check(report: ParityReport, metadata: ModelMetadata) -> str:
     return (
         f"On {report.source}, in {report.describe_batches()}, its logits differ from the "
         f"{metadata.reference}'s by {report.logits_differ_by:.1e} at most ({report.allowed:.1e} "
-        f"are allowed in {metadata.dtype}), and the likeliest class is the same for "
+        f"are allowed in {metadata.dtype}), and the most likely class is the same for "
         f"{report.describe_top1()}."
     )

@@ -153,7 +153,7 @@ def describe_limits(metadata: ModelMetadata) -> str:
     of_training = [
         "- The scores hold for images like those of the validation data; for others they were not "
         "measured.",
-        "- Probabilities are those of training: nobody calibrated them.",
+        "- Probabilities are not calibrated.",
     ]
     if metadata.weights == "random":
         of_training = ["- Its weights are random: no answer of it means anything."]
@@ -161,7 +161,7 @@ def describe_limits(metadata: ModelMetadata) -> str:
         f"- It always answers with one of its {len(metadata.classes):,} classes, also where an "
         "image shows none of them.",
         *of_training,
-        f"- Images become {size}x{size} pixels: what is smaller than a few of these is lost.",
+        f"- Images are resized to {size}x{size} pixels: details of only a few of these are lost.",
     ]
     if metadata.dtype != "float32":
         lines.append(

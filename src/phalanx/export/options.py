@@ -209,7 +209,7 @@ def _choose_folder(source: ExportSource) -> Path:
     run, here = source.run, Path.cwd()
     if source.checkpoint is not None and run is None:
         raise ConfigError(
-            f"--out: {source.checkpoint.start.checkpoint} lies in no run folder to write to; say "
+            f"--out: {source.checkpoint.start.checkpoint} is in no run folder to write to; say "
             "where the export goes"
         )
     if run is None:

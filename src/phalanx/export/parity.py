@@ -102,8 +102,8 @@ def check_parity(
     may_change = int(_MAY_CHANGE[dtype] * len(inputs))
     if len(comparison.changed) > may_change:
         row, words = next(iter(comparison.changed.items()))
-        what = f"the likeliest class of {len(comparison.changed):,} of {len(inputs):,} images"
-        what = f"{what} is another one ({may_change:,} may be): {words}"
+        count = f"{len(comparison.changed):,} of {len(inputs):,} images"
+        what = f"the most likely class differs for {count} ({may_change:,} allowed): {words}"
         raise _refuse(case, what, explain(row))
     return ParityReport(
         images=len(inputs),

@@ -45,8 +45,8 @@ def _refuse_folder(path: Path, files: Collection[str]) -> None:
     if others:
         more = f" and {len(others) - _SHOWN:,} more" if len(others) > _SHOWN else ""
         raise ConfigError(
-            f"--out {path}: holds what is no part of an export ({', '.join(others[:_SHOWN])}"
-            f"{more}), and would be replaced; choose another --out, or move that away"
+            f"--out {path}: holds files that no export wrote ({', '.join(others[:_SHOWN])}{more}), "
+            "and would be replaced; choose another --out, or move them away"
         )
     if found and not is_own_export(path / next(iter(files))):
         raise ConfigError(f"--out {path}: {_UNKNOWN}")
@@ -58,7 +58,7 @@ def _refuse_file(path: Path) -> None:
     card = choose_card(path)
     if card.exists() and not _is_card_of(card, path):
         raise ConfigError(
-            f"--out {path}: its model card would be {card}, which is somebody else's; choose "
+            f"--out {path}: its model card would be {card}, which no export wrote; choose "
             "another --out, or move that file away"
         )
 

@@ -163,7 +163,7 @@ def _describe_triton(metadata: ModelMetadata, file: str) -> list[str]:
 def _describe_timm(metadata: ModelMetadata, file: str) -> list[str]:
     return [
         "With timm 1.0.20 or later, in this folder; on the Hugging Face hub, "
-        '`"hf-hub:USER/NAME"` stands in the place of `"local-dir:."`:',
+        '`"hf-hub:USER/NAME"` replaces `"local-dir:."`:',
         f"```python\n{_TIMM}{_ANSWER}```",
         "timm interpolates a little differently when it resizes images, which may change an answer "
         "that was close.",
@@ -206,7 +206,7 @@ def _describe_tensors(metadata: ModelMetadata) -> str:
     if metadata.has_activation_map:
         rows.append(
             f"| `{ACTIVATION_MAP}` | float32 | [N, rows, columns] | where in the image the "
-            "likeliest class was seen |"
+            "most likely class was seen |"
         )
     return "\n".join(rows)
 

@@ -65,6 +65,6 @@ def _list_graph_obstacles(config: Config, layout: Layout) -> Iterator[str]:
     if layout.span_groups:
         yield "norms of several ranks exchange their statistics within a step (--bn-span)"
     if count_local_ranks(layout) < layout.ranks:
-        yield "gradients travel between hosts while the backward pass goes on"
+        yield "gradients are sent between hosts during the backward pass"
     if config.machine.graph is None and isinstance(build_variant(config), OwnVariant):
         yield "it is not known whether a plugin's network can be replayed; --graph true tries it"

@@ -153,7 +153,11 @@ def list_cuts(config: Config, units: Sequence[str]) -> list[int]:
     """The places of the units that may begin a stage; ConfigError where they are too few."""
     stages = config.pipeline.shards
     if stages is None or stages == 1:
-        many = "nobody says how many stages" if stages is None else "--shards 1 is a single stage"
+        many = (
+            "the number of stages is not given"
+            if stages is None
+            else "--shards 1 is a single stage"
+        )
         raise ConfigError(
             f"--pipeline: {many}; give --shards N, or name where they start with --pipeline-splits"
         )

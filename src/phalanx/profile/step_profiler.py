@@ -222,7 +222,9 @@ class StepProfiler:
         if said:  # out here, since a console that cannot be written does end a run
             self._tell(said)
 
-    def _give_up(self, problem: Exception, *, outcome: str = "the run goes on without it") -> None:
+    def _give_up(
+        self, problem: Exception, *, outcome: str = "the run continues without it"
+    ) -> None:
         """Say why there is no profile, and what comes of that."""
         self._name_ranges(False)
         profiler, self._profiler = self._profiler, None

@@ -9,7 +9,7 @@ from phalanx.serve.service import FILES_INPUT, VERSION, Service
 
 _Schema = dict[str, Any]
 _ERRORS = {
-    "400": "What was sent cannot be used; the message says why.",
+    "400": "The request is invalid; the message says why.",
     "401": "The server has a key, and none or another was sent.",
     "404": "Another model or version than the one here.",
     "408": "The body took too long.",
@@ -110,7 +110,7 @@ def _describe_schemas(service: Service) -> dict[str, _Schema]:
         optional=("parameters", "data"),
     )
     return {
-        "Error": _object({"error": {**_TEXT, "description": "What is wrong, and the way out."}}),
+        "Error": _object({"error": {**_TEXT, "description": "What is wrong, and how to fix it."}}),
         "Predictions": _object(
             {"model": _TEXT, "predictions": _list_of(prediction), "timing_ms": timing}
         ),
@@ -125,7 +125,7 @@ def _describe_predict(service: Service) -> dict[str, _Schema]:
     form = {"type": "object", "minProperties": 1, "additionalProperties": file}  # any names
     top = {"type": "integer", "minimum": 1, "maximum": classes, "default": min(5, classes)}
     operation = {
-        "summary": "The likeliest classes of an image, or of several",
+        "summary": "The most likely classes of an image, or of several",
         "description": "Send one file as the body, or several as a form; the names of the form's "
         "fields do not matter. Of several images, one that cannot be read has a problem instead "
         "of classes; one alone is refused with 400.",
