@@ -9,7 +9,8 @@ the limit: `collect` (of which `answers` waits for workers, and `files` copies J
 which `nvjpeg` decodes and `cut` resizes) and the training loop.
 
 Found so far on an H200 with 16 cores: shares of 0.4 and 0.5 take 34 and 36 ms for a step of 256
-images, where training takes 23, nvJPEG alone 8 to 11, and the cores 30 and 25.
+images, where training takes 23, nvJPEG alone 8.5 and 10.6, and the cores 30 and 25: training and
+nvJPEG seem to take turns (nvjpeg_waits.py). `nvjpeg` near 30 ms at both shares would confirm it.
 """
 
 import argparse
