@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -51,6 +53,34 @@ def test_a_plan_counts_the_ranks_of_every_launcher(variables, capsys, monkeypatc
     assert main(words) == 0
     ranks = json.loads(capsys.readouterr().out)["ranks"]
     assert [rank["replicas"] for rank in ranks] == [[[0], [2]], [[1], [3]]]
+
+
+# --- leaving ---
+
+RANK = """
+import atexit, pathlib, torch
+from phalanx.parallel.ranks import Ranks, open_store
+from phalanx.plan.world import World
+
+def count():
+    names = [file.read_text() for file in pathlib.Path("/proc/self/task").glob("*/comm")]
+    return sum("gloo" in name for name in names)
+
+atexit.register(lambda: print(count()))
+world = World(rank=0, size=1, local_rank=0, local_size=1, address="127.0.0.1", port=PORT)
+with Ranks(world, open_store(world, timeout=30), torch.device("cpu"), timeout=30) as ranks:
+    kept = [torch.distributed.group.WORLD]
+    kept.append(kept)  # a cycle, as sessions and exceptions make them
+    del kept
+    print(ranks.gather("here"), count() > 0)
+"""
+
+
+def test_no_thread_of_gloo_outlives_the_last_line(first):
+    program = RANK.replace("PORT", str(first.port))
+    command = [sys.executable, "-c", program]
+    told = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (told.stdout, told.stderr, told.returncode) == ("['here'] True\n0\n", "", 0)
 
 
 # --- worlds that differ ---

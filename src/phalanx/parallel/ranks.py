@@ -1,5 +1,7 @@
 """The ranks of a run: how they meet, and what they tell each other."""
 
+import atexit
+import gc
 import json
 import os
 import re
@@ -157,10 +159,13 @@ class Ranks:
                 timeout=limit,
                 device_id=torch.device("cuda", device.index or 0) if backend == "nccl" else None,
             )
-            self._host = dist.new_group(backend="gloo", timeout=limit)
+            self._host: Any = dist.new_group(backend="gloo", timeout=limit)
         self._flag = torch.zeros((), dtype=torch.int32)
         self._device = device
         self._links: dict[Layout, StageLinks] = {}
+        # threads of gloo end with the last reference to their group, and a session's are in cycles;
+        # a thread that still lets go of a tensor while Python shuts down aborts the process
+        atexit.register(gc.collect)
 
     def link_stages(self, layout: Layout) -> StageLinks | None:
         """The ties of this rank's stage to others; None where no model is cut.
@@ -205,6 +210,8 @@ class Ranks:
 
     def close(self) -> None:
         """Leave; the others may go on."""
+        self._links.clear()
+        self._host = None
         if dist.is_initialized():
             with suppress(dist.DistError, RuntimeError):
                 dist.destroy_process_group()
