@@ -173,7 +173,7 @@ def main() -> None:
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, batch {words.batch}, ", end=""
     )
     print(f"{words.half}, device copy {rate / 1e12:.2f} TB/s, n = {words.repeats}\n")
-    print("| kernel | MB | floor, ms | measured, ms | share of the floor |")
+    print("| kernel | MB | lower bound, ms | measured, ms | lower bound / measured |")
     print("|---|---:|---:|---:|---:|")
     half = getattr(torch, words.half)
     cases = [case for family in FAMILIES for case in family(words.batch, half)]

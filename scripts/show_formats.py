@@ -3,8 +3,7 @@
 python scripts/show_formats.py FOLDER --out DIR [--image-size 48] [--epochs-fed 10]
 
 FOLDER holds train/CLASS and validation/CLASS. Each form is built from it by `phalanx data build`
-(parquet, which is only read, is written here when pyarrow is installed) and trained on for one
-epoch by `phalanx train`, with all images and the same options. The second table tells what the
+(parquet by this script, if pyarrow is installed) and trained on for one epoch by `phalanx train`, with all images and the same options. The second table tells what the
 reading processes hold in memory while ten epochs are fed.
 """
 

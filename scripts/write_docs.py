@@ -155,13 +155,13 @@ This page is written from the presets: `make docs`.
 BENCH_HEAD = """# Measurements
 
 Speed is a ratio taken in one run on one machine wherever that is possible, because machines are
-noisy. What a file does not say is shown as "not recorded".
+noisy. Facts that a file lacks are shown as "not recorded".
 
 Every figure below is from a file in [results](results): the command, the commit, the hardware, the
 versions, the number of repeats and their range. `phalanx bench train --json` prints such a file,
 `phalanx bench --spec` writes one; put it there under its date, and `make docs` writes this page.
 
-How each came about, and all figures beside these:
+These pages describe the measurements and have more figures:
 
 | page | what was measured |
 |---|---|
