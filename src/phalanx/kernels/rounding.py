@@ -19,7 +19,7 @@ INFINITY = 0x7F800000
 _SMALLEST_FLOAT16 = 0x33800000  # 2**-24, a subnormal number
 
 CHUNK = 2**17  # elements rounded at a time: even, and few enough for a CPU's cache
-_MEASURED, _PARTS = 2**13, 8  # elements measured at a time: 2**13, or an eighth of a tensor
+_MEASURED, _PARTS = 2**13, 8  # elements measured at a time: min(2**13, an eighth of a tensor)
 _MAX_FUSED_ELEMENTS = 2**30  # the fused kernel has 32-bit offsets
 COUNTS = (  # checkpoints store them in this order
     "lost",

@@ -35,7 +35,7 @@ _AHEAD_TILES = make_tiles(
     *((128, 64, 64, 1, 2, 4, 4), (128, 128, 64, 1, 0, 8, 3)),
     *((128, 256, 64, 0, 1, 8, 3), (128, 64, 64, 0, 0, 4, 3)),
 )
-_WIDEST_AHEAD = 28  # pixels; wider images have few channels, and gemm_rows is near the bound
+_WIDEST_AHEAD = 28  # pixels; wider images have few channels, and gemm_rows is near the memory bound
 _MOST_KEPT = 640  # input channels whose weights gemm_rows keeps
 _MOST_WALKERS = 1056  # programs of gemm_rows per block of columns: rows of partial sums
 _REGISTERS = 2**16  # per SM
