@@ -1,9 +1,9 @@
 """What it costs to be a rank.
 
-alone: steps as the only rank of a world of one beside steps without any rank, in turns, in one
-process. On a GPU the ranks' sums go through NCCL.
-beside: two ranks of one thread each, which share every step, beside two single runs at the same
-time, which do not: the sum of the speeds of each pair.
+alone: steps as the only rank of a world of size one, compared with steps without ranks, alternating
+in one process. On a GPU the ranks' sums go through NCCL.
+beside: two ranks of one thread each, which share every step, compared with two single runs at the
+same time, which do not: the sum of the speeds of each pair.
 """
 
 import argparse
@@ -28,13 +28,13 @@ from phalanx.plan.world import World, read_world
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at."""
+    """A free port of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
 
 def steps_of(session: Session, device: torch.device) -> Iterator[None]:
-    """Train a step at a time, for ever."""
+    """Train one step at a time, endlessly."""
     passes = next(session.feed.batches_from(0))
     while True:
         session.train_step(passes, 0.01)
@@ -44,7 +44,7 @@ def steps_of(session: Session, device: torch.device) -> Iterator[None]:
 
 
 def time_round(steps: Iterator[None], count: int) -> float:
-    """Seconds of a step, over so many, after one to warm up."""
+    """Mean seconds of a step over `count`, after one to warm up."""
     next(steps)
     begin = time.perf_counter()
     for _ in range(count):
@@ -53,7 +53,7 @@ def time_round(steps: Iterator[None], count: int) -> float:
 
 
 def compare_alone(flags: dict[str, str], rounds: int, count: int) -> None:
-    """Print the speed of a rank beside that of none."""
+    """Print the speed of a rank compared with that without ranks."""
     settings, plan, _ = plan_new_run(read_settings(None, flags))
     device = prepare_torch(plan)
     world = World(rank=0, size=1, local_rank=0, local_size=1, address="127.0.0.1", port=free_port())
@@ -78,7 +78,7 @@ def compare_alone(flags: dict[str, str], rounds: int, count: int) -> None:
 
 
 def run_worker(flags: dict[str, str], count: int, go: Path) -> None:
-    """One process of `beside`: its images a second, from when all are ready."""
+    """One process of `beside`: its images/s, from when all are ready."""
     world = read_world()
     settings, plan, _ = plan_new_run(read_settings(None, flags))
     device = prepare_torch(plan)
@@ -95,7 +95,7 @@ def run_worker(flags: dict[str, str], count: int, go: Path) -> None:
 
 
 def compare_beside(flags: dict[str, str], rounds: int, count: int, folder: Path) -> None:
-    """Print the speed of two ranks beside that of two single runs."""
+    """Print the speed of two ranks compared with that of two single runs."""
     ratios = []
     for number in range(rounds):
         single = sum(start_pair(flags, count, folder / f"go-{number}-single"))
@@ -107,7 +107,7 @@ def compare_beside(flags: dict[str, str], rounds: int, count: int, folder: Path)
 
 
 def start_pair(flags: dict[str, str], count: int, go: Path, *, ranked: bool = False) -> list[float]:
-    """Images a second of two processes at the same time."""
+    """Images/s of two processes at the same time."""
     port = free_port()
     words = [sys.executable, __file__, "worker", json.dumps(flags), str(count), str(go)]
     processes = []

@@ -4,9 +4,9 @@
 
 Needs timm and torchvision. Everything in float32, without TF32. Differences are relative: the
 largest difference of any logit over the largest logit; of a gradient, norm of the difference over
-norm, the worst of all parameters. Prints a Markdown table; exits with 1 where a logit is off by
-more than 1e-4. The controls load the same weights into a network that differs in one thing; the
-comparison is worth something only if it sees that.
+norm, the worst of all parameters. Prints a Markdown table; exits with 1 if a logit is off by more
+than 1e-4. The controls load the same weights into a network that differs in one respect, which the
+comparison must detect.
 """
 
 import argparse
@@ -55,7 +55,7 @@ TORCHVISION = {
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two models are apart on the same images."""
+    """How much two models differ on the same images."""
 
     evaluated: float  # logits with running statistics
     trained: float  # logits with the batch's statistics
@@ -64,7 +64,7 @@ class Difference:
 
 
 def shake(model: nn.Module, seed: int) -> None:
-    """Give the norms values that matter: fresh ones are all ones and zeros, or all zeros."""
+    """Randomise the norms: initial values are all ones and zeros, or all zeros."""
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in model.state_dict().items():
         if tensor.dim() == 1:
@@ -74,7 +74,7 @@ def shake(model: nn.Module, seed: int) -> None:
 
 
 def outcome(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, dict]:
-    """Logits in both modes, and the gradients of the training one."""
+    """Logits in evaluation and training mode, and the gradients of the latter."""
     model.eval()
     with torch.inference_mode():
         evaluated = model(images)
@@ -86,12 +86,12 @@ def outcome(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, T
 
 
 def apart(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference over the largest value."""
+    """The largest difference, divided by the largest value."""
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
 def differ(ours: nn.Module, theirs: nn.Module, rename: Any, size: int, device: str) -> Difference:
-    """Both models on the same images; `rename` gives our name of one of their parameters."""
+    """Compare both models on the same images; `rename` maps their parameter names to ours."""
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(BATCH, 3, size, size, generator=generator).to(device)
     labels = torch.randint(CLASSES, (BATCH,), generator=generator).to(device)
@@ -105,24 +105,24 @@ def differ(ours: nn.Module, theirs: nn.Module, rename: Any, size: int, device: s
 
 
 def variant_named(name: str, changes: dict[str, Any]) -> Variant:
-    """Our row for a comparison, without chance."""
+    """Our variant for a comparison, without dropout or drop-path."""
     return replace(MODELS[name], drop_path=0.0, dropout=0.0, **changes)
 
 
 def compare_timm(name: str, device: str) -> tuple[str, Variant, Difference]:
-    """timm's weights in ours by name, ours in timm's with strict=True."""
+    """Compare after loading timm's weights by name, and ours into timm's with strict=True."""
     return compare_with(*TIMM[name], name, device)
 
 
 def compare_control(name: str, device: str) -> tuple[str, Variant, Difference]:
-    """The same, with a network that is not timm's."""
+    """The same, with a network that differs from timm's."""
     return compare_with(*CONTROLS[name], name, device)
 
 
 def compare_with(
     ours_name: str, changes: dict[str, Any], name: str, device: str
 ) -> tuple[str, Variant, Difference]:
-    """One of our rows against one of timm's models."""
+    """Compare one of our variants with one of timm's models."""
     variant = variant_named(ours_name, changes)
     theirs = timm.create_model(name, num_classes=CLASSES, drop_rate=0.0, drop_path_rate=0.0)
     shake(theirs, seed=0)
@@ -134,7 +134,7 @@ def compare_with(
 
 
 def compare_torchvision(name: str, device: str) -> tuple[str, Variant, Difference]:
-    """torchvision's weights in ours, through a .pth file as they are published."""
+    """Compare after loading torchvision's weights, through a .pth file as they are published."""
     ours_name, changes = TORCHVISION[name]
     variant = variant_named(ours_name, changes)
     options = {"dropout": 0.0, "stochastic_depth_prob": 0.0} if "eff" in name else {}
@@ -158,7 +158,7 @@ def compare_torchvision(name: str, device: str) -> tuple[str, Variant, Differenc
 
 
 def main() -> int:
-    """Compare all, or those named."""
+    """Compare all models, or those named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", action="append", default=[])

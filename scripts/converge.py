@@ -1,20 +1,20 @@
-"""Training from scratch to a score, Phalanx against plain torch and timm, in turns.
+"""Training from scratch to a score: Phalanx and plain torch with timm, alternating.
 
     python scripts/converge.py DIR --out RUNS.json [--models resnet50,efficientnet_b0]
         [--sides phalanx,timm] [--seeds 0,1,2] [--epochs 10] [--image-size 128] [--seconds 560]
         [--together] [--workers 4]
     python scripts/converge.py --table RUNS.json...
 
-DIR has train/CLASS/*.jpg and val/CLASS/*.jpg. Every run is a process of its own, `phalanx train`
-with its defaults or scripts/plain_timm.py, by the same recipe: the same batch, epochs, crops and
-flips, Nesterov's momentum, a cosine with warm-up, label smoothing, scores and checkpoints. Its
-wall clock runs from the start of the process to its end. The first run of a model and a side on a
-machine has cold caches and counts apart.
+DIR has train/CLASS/*.jpg and val/CLASS/*.jpg. Every run is a separate process, `phalanx train`
+with its defaults or scripts/plain_timm.py, with the same recipe: batch, epochs, crops and flips,
+Nesterov momentum, cosine with warm-up, label smoothing, scores and checkpoints. The wall clock runs
+from the start of the process to its end. The first run of a model and a side on a machine has cold
+caches and is listed separately.
 
-Runs that RUNS.json has already are not repeated, and none begins that would not end in time: a
-second call goes on. With --together all that are missing run at the same time, those of timm
+Runs that are in RUNS.json already are not repeated, and none is started that would not end in
+time: a second call continues. With --together all missing runs run at the same time, those of timm
 without compiling: their scores count, their wall clocks do not. The second form prints the table
-of one file or several.
+of one or several files.
 """
 
 import argparse
@@ -43,13 +43,13 @@ COMMON: dict[str, Any] = {
     "crop_scale": (0.25, 1.0),
 }
 MACHINE = os.uname().nodename
-SCORED = 3  # times a run
-COLD_S = 150.0  # what a first run is thought to take
+SCORED = 3  # times per run
+COLD_S = 150.0  # expected duration of a first run
 _Row = dict[str, Any]
 
 
 def phalanx_command(recipe: _Row, result: Path) -> list[str]:
-    """The command line of one run; its summary is what it writes anyway."""
+    """The command line of one run; its result is the summary that it writes anyway."""
     low, high = recipe["crop_scale"]
     options = {
         "data": "folder",
@@ -81,7 +81,7 @@ def phalanx_command(recipe: _Row, result: Path) -> list[str]:
 
 
 def read_phalanx(result: Path) -> _Row:
-    """What a run of Phalanx gave."""
+    """The result of a run of Phalanx."""
     run = result.parent / "run"
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     return {"top1": summary["top1"], "images_per_s": summary["images_per_second"]}
@@ -95,7 +95,7 @@ def timm_command(recipe: _Row, result: Path) -> list[str]:
 
 
 def read_timm(result: Path) -> _Row:
-    """What a run of the plain script gave."""
+    """The result of a run of the plain script."""
     found = json.loads(result.read_text(encoding="utf-8"))
     return {"top1": found["top1"], "images_per_s": found["images_per_s"]}
 
@@ -104,7 +104,7 @@ WAYS = {"phalanx": (phalanx_command, read_phalanx), "timm": (timm_command, read_
 
 
 class Run:
-    """One run in a process of its own."""
+    """One run in its own process."""
 
     def __init__(self, name: _Row, recipe: _Row) -> None:
         self.name = name
@@ -120,7 +120,7 @@ class Run:
         )
 
     def wait(self) -> _Row:
-        """What came out, and the wall clock."""
+        """The result, and the wall clock."""
         failed = self._process.wait()
         row = {**self.name, "wall_s": time.perf_counter() - self._begin}
         if failed:
@@ -134,7 +134,7 @@ class Run:
 
 
 class Plan:
-    """The runs that are wanted, and those that are done."""
+    """The runs to do, and those that are done."""
 
     def __init__(self, words: argparse.Namespace) -> None:
         self._words, self._begin = words, time.perf_counter()
@@ -143,7 +143,7 @@ class Plan:
             self._rows = json.loads(words.out.read_text(encoding="utf-8"))
 
     def list_missing(self) -> list[_Row]:
-        """What tells each run from the others, in turns."""
+        """The keys of the missing runs, with sides alternating."""
         words = self._words
         size = {"epochs": words.epochs, "image_size": words.image_size}
         names = [
@@ -155,7 +155,7 @@ class Plan:
         return [n for n in names if not any(n.items() <= row.items() for row in self._rows)]
 
     def start(self, name: _Row) -> Run | None:
-        """Begin a run; None where there is no time for it."""
+        """Start a run; None if there is no time for it."""
         words = self._words
         like = {"model": name["model"], "side": name["side"], "machine": MACHINE}
         before = [row["wall_s"] for row in self._rows if like.items() <= row.items()]
@@ -171,7 +171,7 @@ class Plan:
         return Run({**name, **how}, recipe)
 
     def finish(self, run: Run | None) -> None:
-        """Wait for a run and write it down."""
+        """Wait for a run and store its result."""
         if run is not None:
             self._rows.append(run.wait())
             print(json.dumps(self._rows[-1]), flush=True)
@@ -179,7 +179,7 @@ class Plan:
 
 
 def run_all(words: argparse.Namespace) -> None:
-    """Every run that is missing, as long as there is time."""
+    """Do all missing runs, as long as there is time."""
     plan = Plan(words)
     if words.together:
         for run in [plan.start(name) for name in plan.list_missing()]:

@@ -8,7 +8,7 @@
 
 The converted weights take images as Phalanx normalises them: RGB, ImageNet's mean and std. They
 were trained on other inputs, and that difference is folded into the first convolution and its
-norm. Only the outermost pixels notice: a network pads with zeros, and zero was another colour.
+norm. Only the outermost pixels differ: a network pads with zeros, and zero was another colour.
 
 resnet50-v1 needs stride_in="1x1", efficientnet-lite needs padding="same"; both norm eps 1e-3.
 """
@@ -37,14 +37,14 @@ class Input:
 
 
 KERAS_INPUT = Input((123.68, 116.779, 103.939), (1, 1, 1))
-LITE_INPUT = Input((127, 127, 127), (128, 128, 128))  # not what the package's README shows
+LITE_INPUT = Input((127, 127, 127), (128, 128, 128))  # the package's README is wrong about it
 
 
 def fold_input(weights: dict[str, Exact], conv: str, norm: str, trained_on: Input) -> None:
     """Make the first convolution (RGB) and its norm take Phalanx's input.
 
     With z the input of Phalanx, the network was trained on scale * z + shift. The scale goes into
-    the kernel; the kernel's answer to the shift is a constant, which the norm's mean takes away.
+    the kernel; the kernel's response to the shift is a constant, subtracted by the norm's mean.
     """
     std, mean = np.array(trained_on.std), np.array(trained_on.mean)
     scale = 255 * np.array(IMAGENET_STD) / std
@@ -65,7 +65,7 @@ RESNET_BRANCHES = {
 
 
 def resnet_paths(layer: str) -> tuple[str, str]:
-    """Where a convolution of Keras and the norm after it go: res3b_branch2a is layer2.1.conv1."""
+    """Our names for a Keras convolution and the norm after it: res3b_branch2a is layer2.1.conv1."""
     if layer == "conv1":
         return "conv1", "bn1"
     place, branch = layer.removeprefix("res").split("_")
@@ -90,7 +90,7 @@ def convert_resnet(package: Path) -> dict[str, Exact]:
         weights[f"{conv}.weight"] = arrays[f"{layer}/kernel"].transpose(3, 2, 0, 1)
         weights[f"{norm}.weight"] = arrays[f"{old}/gamma"]
         weights[f"{norm}.bias"] = arrays[f"{old}/beta"]
-        # Phalanx's convolutions have no bias: the norm takes away that much less.
+        # Phalanx's convolutions have no bias: it is subtracted from the norm's mean.
         weights[f"{norm}.running_mean"] = arrays[f"{old}/moving_mean"] - arrays[f"{layer}/bias"]
         weights[f"{norm}.running_var"] = arrays[f"{old}/moving_variance"]
         weights[f"{norm}.num_batches_tracked"] = np.array(0.0)  # Keras keeps no count
@@ -127,7 +127,7 @@ LITE_WIDENING = {
 
 
 def lite_blocks(arrays: Arrays) -> dict[str, str]:
-    """Where each block of the flat list goes: a stage begins where the channels change."""
+    """Our name for each block of the flat list: a stage begins where the channels change."""
     places: dict[str, str] = {}
     stage, index, channels = -1, 0, 0
     while (name := f"_blocks.{len(places)}._project_conv.weight") in arrays:
@@ -139,7 +139,7 @@ def lite_blocks(arrays: Arrays) -> dict[str, str]:
 
 
 def lite_name(name: str, places: dict[str, str]) -> str:
-    """The name in timm of a tensor in the .pth file."""
+    """timm's name for a tensor of the .pth file."""
     if not name.startswith("_blocks."):
         module, field = name.split(".")
         return f"{LITE_ENDS[module]}.{field}"

@@ -1,14 +1,14 @@
-"""Phalanx beside plain torch and onnxruntime on a CPU: training and inference, in turns.
+"""Phalanx compared with plain torch and onnxruntime on a CPU: training and inference, alternating.
 
     python scripts/cpu_peers.py [train:MODEL:BATCH[:SIZE] | infer:MODEL:BATCH[:SIZE] ...]
                                 [--pairs 10] [--seconds 1] [--compile] [--out FILE]
 
-Training: the step of `phalanx train` beside a plain loop over the same network, with fused SGD, in
-the memory format that is faster for it; --compile tries torch.compile on both sides, too (two to
-four minutes a model), and each side takes its best. Inference: the forward of `phalanx bench infer`
-beside onnxruntime on the same weights, exported to one ONNX file; logits are compared before
-anything is timed. Blocks alternate; a row is the median of the paired ratios, ours over theirs,
-with its 95 % interval. Both sides have as many threads (OMP_NUM_THREADS, else the cores).
+Training: the step of `phalanx train` and a plain loop over the same network, with fused SGD, in the
+memory format that is faster for it; --compile also tries torch.compile on both sides (two to four
+minutes per model), and each side uses its best. Inference: the forward of `phalanx bench infer`
+and onnxruntime on the same weights, exported to one ONNX file; logits are compared before anything
+is timed. Blocks alternate; a row is the median of the paired ratios, ours over theirs, with its
+95 % interval. Both sides have the same number of threads (OMP_NUM_THREADS, else the cores).
 
 Needs onnx, onnxscript and onnxruntime for inference. Use an idle machine.
 """
@@ -45,7 +45,7 @@ _JOBS = (
     *("infer:resnet8:1:32", "infer:resnet50:1", "infer:resnet50:8", "infer:efficientnet_b0:1"),
 )
 _ROUNDS = 3  # to find the fastest of several settings
-_CLASSES, _MOST_ERROR = 1000, 1e-4  # of logits, over the largest
+_CLASSES, _MOST_ERROR = 1000, 1e-4  # largest error of logits, relative to the largest
 _Work = Callable[[], int]
 
 
@@ -59,14 +59,14 @@ class Job(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> "Job":
-        """The job that a word such as infer:resnet50:8:224 names."""
+        """The job described by a text such as infer:resnet50:8:224."""
         kind, model, batch, *size = text.split(":")
         if kind not in ("train", "infer"):
             sys.exit(f"{text}: expected train:... or infer:...")
         return cls(kind, model, int(batch), int(size[0]) if size else None)
 
     def flags(self) -> dict[str, str]:
-        """The options of the run it stands for."""
+        """The options of its run."""
         given = {"model": self.model, "data": "synthetic", "device": "cpu"}
         given |= {"batch-size": str(self.batch), "valid-batch-size": str(self.batch)}
         given["norm-type"] = "batch"
@@ -74,7 +74,7 @@ class Job(NamedTuple):
 
 
 def block(step: _Work, seconds: float) -> _Work:
-    """A block of as many steps as take about so many seconds."""
+    """A block of as many steps as take about that many seconds."""
     images = step()
     count = max(1, round(measure_rate(step, min(seconds, 0.5)) * seconds / images))
 
@@ -88,7 +88,7 @@ def block(step: _Work, seconds: float) -> _Work:
 
 
 def pair_training(job: Job, seconds: float, *, compiled: bool) -> tuple[_Work, _Work, str]:
-    """Our best step, the peer's best one, and what these are."""
+    """Our best step, the peer's best one, and their descriptions."""
     ours = {"as it comes": own_step(job)}
     theirs = {
         "eager": plain_step(job, torch.contiguous_format),
@@ -102,7 +102,7 @@ def pair_training(job: Job, seconds: float, *, compiled: bool) -> tuple[_Work, _
 
 
 def find_fastest(steps: dict[str, _Work], seconds: float) -> str:
-    """The name of the fastest, of rounds in turns."""
+    """The name of the fastest, from alternating rounds."""
     rates: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(_ROUNDS if len(steps) > 1 else 0):
         for name, step in steps.items():
@@ -141,7 +141,7 @@ def plain_step(job: Job, layout: torch.memory_format, *, compiled: bool = False)
 
 
 def pair_inference(job: Job, folder: Path) -> tuple[_Work, _Work, str]:
-    """Our forward, onnxruntime's on a file of the same weights, and what that is."""
+    """Our forward pass, onnxruntime's with the same weights, and a description."""
     import onnxruntime
 
     session = open_untrained(read_settings("synthetic-resnet50", job.flags()))
@@ -175,7 +175,7 @@ def pair_inference(job: Job, folder: Path) -> tuple[_Work, _Work, str]:
 
 @torch.no_grad()
 def give_statistics(session: Session) -> None:
-    """Let the norms see noise, so that logits are neither zero nor huge."""
+    """Give the norms statistics of noise, so that logits are neither zero nor huge."""
     size = session.plan.image_size
     session.model.train()
     for _ in range(3):

@@ -1,10 +1,10 @@
-"""Print what each kernel costs: bytes it must move, the floor at the device's own copy rate, ms.
+"""Print the cost of each kernel: bytes it must move, the bound at the device's copy rate, and ms.
 
 python scripts/kernel_table.py [NAME ...] [--batch 256] [--half float16] [--repeats 5]
 
-NAME: only cases whose name contains one of these words. Bytes count every input and result once;
-times are the median of graphs of ten launches, on a GPU that does nothing else. A further family of
-kernels is a function that yields `Case`s, entered in FAMILIES.
+NAME: only cases whose name contains one of these words. Bytes count every input and output once;
+times are the median of graphs of ten launches, on an idle GPU. To add a family of kernels, add a
+function that yields `Case`s to FAMILIES.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def _list_passes(x: Tensor) -> Iterator[Case]:
     u, signs = reduce_norm(dy, x, v, RELU), pack_signs(y)
     groups = list_groups(32, channels, interleaved=False)
     w = group_norm_vectors(x, affine, groups, 1e-5)
-    table: dict[str, tuple[Callable[[], object], float]] = {  # with how many times x is moved
+    table: dict[str, tuple[Callable[[], object], float]] = {  # with the number of times x is moved
         "statistics": (lambda: norm_vectors(x, affine, [], 1e-5, 0.1), 1),
         "apply, ReLU": (lambda: apply_norm(x, v, RELU), 2),
         "apply, residual, ReLU": (lambda: apply_norm(x, v, RELU, y), 3),
@@ -108,7 +108,7 @@ def list_stem_cases(batch: int, half: torch.dtype) -> Iterator[Case]:
 
 
 def list_group_cases(batch: int, half: torch.dtype) -> Iterator[Case]:
-    """The convolutions in groups of a ResNeXt-101 32x4d."""
+    """The grouped convolutions of a ResNeXt-101 32x4d."""
     for edge, channels in ((56, 128), (28, 256), (14, 512), (7, 1024)):
         x, dy = (new_image(batch, channels, edge, half) for _ in range(2))
         weight = torch.randn(channels, channels // 32, 3, 3, device="cuda", dtype=half)
@@ -147,7 +147,7 @@ def time_on_device(run: Callable[[], object], repeats: int) -> float:
 
 
 def measure_copy_rate() -> float:
-    """Bytes a second of the device's own copy, read and written."""
+    """Bytes per second, read and written, of a copy on the device."""
     source = torch.empty(2**31, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

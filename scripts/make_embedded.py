@@ -39,7 +39,7 @@ def read_checked(folder: Path, name: str, magic: int) -> Bytes:
 
 
 def choose(labels: Bytes, per_class: int) -> NDArray[np.int64]:
-    """The places of the first `per_class` images of each class, in file order."""
+    """The indices of the first `per_class` images of each class, in file order."""
     firsts = [np.flatnonzero(labels == label)[:per_class] for label in range(10)]
     return np.sort(np.concatenate(firsts))
 

@@ -1,4 +1,4 @@
-"""What checksums cost: images/s of the loader with them over without, in paired blocks.
+"""What checksums cost: images/s of the loader with and without them, as ratios of paired blocks.
 
     python scripts/measure_checksums.py FOLDER [--pairs 100] [--images 32]
 
@@ -32,7 +32,7 @@ FORMS = {"folder": ("folder", ()), "packed": ("packed", ()), "packed, raw": ("pa
 
 @contextmanager
 def without_checksums() -> Iterator[None]:
-    """A block in which images are read unseen."""
+    """Within the block, images are read without checksums."""
     read = IndexedSource.encoded
     with (
         patch.object(IndexedSource, "checksum", lambda *_: 0),

@@ -1,12 +1,12 @@
-"""Images/s of JPEGs decoded, cut and normalised on the GPU, and how far their pixels are off.
+"""Images/s of JPEGs decoded, cropped and normalised on the GPU, and the error of their pixels.
 
     python scripts/measure_gpu_decode.py DIR [--percent 40] [--batch-size 256] [--seconds 5]
 
-DIR holds a set of photographs in any form, packed or a folder. Prints the rate of the decoder alone
-and of cutting alone, both from memory, then of whole batches into device memory, files opened by
-this process and by 4, 8 and 16 workers, of which that share is decoded by the device (all, if no
-other is given); last the mean difference of training and scoring pixels to the CPU's. With --device
-cpu the CPU decodes: to try the script out.
+DIR holds a set of photographs in any form, packed or a folder. Prints the rate of decoding alone
+and of cropping alone, both from memory; then of whole batches into device memory, with files opened
+by this process and by 4, 8 and 16 workers, of which the given share (by default all) is decoded by
+the device; finally the mean difference of training and scoring pixels from the CPU's. With --device
+cpu the CPU decodes, to try out the script.
 """
 
 import argparse
@@ -44,13 +44,13 @@ COMPARED = 4  # batches whose pixels are compared
 
 
 def decode_here(files: list[Tensor]) -> list[Tensor]:
-    """The CPU in the GPU decoder's place."""
+    """The CPU in place of the GPU decoder."""
     decoded = [decode(file.numpy().tobytes(), "image") for file in files]
     return [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in decoded]
 
 
 def make_spec(words: argparse.Namespace) -> InputSpec:
-    """The training of a set of photographs."""
+    """The input of training on a set of photographs."""
     found = detect_datasets(words.dir)[0]
     spec = InputSpec(
         data=found.data,
@@ -65,7 +65,7 @@ def make_spec(words: argparse.Namespace) -> InputSpec:
 
 
 class Bench:
-    """What the measurements share: the images, the device and how long each takes."""
+    """What the measurements share: images, device and duration."""
 
     def __init__(self, words: argparse.Namespace):
         self.spec, self.device = make_spec(words), torch.device(words.device)
@@ -82,7 +82,7 @@ class Bench:
         return Reader(self.spec, split)
 
     def wait(self) -> None:
-        """Until the device has done everything: here the clock is read."""
+        """Wait until the device is idle, before the clock is read."""
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
 
@@ -99,7 +99,7 @@ class Bench:
         return batches * self.batch / (perf_counter() - begin)
 
     def parts_alone(self) -> dict[str, float]:
-        """The rates of decoding and of cutting one batch over and over."""
+        """The rates of decoding and of cropping the same batch again and again."""
         reader, order = self.reader(), self.spec.order
         assert order is not None
         indices, draws = reader.find_samples(order.positions(0))
@@ -122,7 +122,7 @@ class Bench:
         }
 
     def together(self, workers: int) -> tuple[float, int]:
-        """Images/s of whole batches by so many workers, and calls that the decoder refused."""
+        """Images/s of whole batches with that many workers, and calls that the decoder refused."""
         decoders: list[GpuDecoder] = []
 
         def build(reader: Reader, open_rows: OpenRows) -> GpuDecoder:
@@ -142,12 +142,12 @@ class Bench:
         return rate, sum(decoder.failed_calls for decoder in decoders)
 
     def build_decoder(self, reader: Reader, open_rows: OpenRows | None = None) -> GpuDecoder:
-        """What makes the batches of a reader."""
+        """The decoder of a reader's batches."""
         decode = self.make_decode()
         return GpuDecoder(reader, self.device, open_rows=open_rows, decode=decode)
 
     def difference(self, split: Split) -> tuple[float, float]:
-        """How far pixels are from the host's, in 255ths: the mean, and the worst image's."""
+        """The difference of pixels from the host's, in 255ths: the mean, and the worst image's."""
         reader, size, order = self.reader(split), self.spec.image_size, self.spec.order
         assert order is not None
         decoder = self.build_decoder(self.reader(split))

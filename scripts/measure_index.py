@@ -1,9 +1,9 @@
-"""What an index of ImageNet's size costs: opening it, holding it in four processes, seeking.
+"""The cost of an index of ImageNet's size: opening it, holding it in four processes, seeking.
 
 python scripts/measure_index.py [--images 1281167] [--workers 4] [--files]
 
-The index is made up, with file names as long as ImageNet's; no image is read. With --files the
-class folders are really there, with empty files in them, and opening includes looking at them.
+The index is synthetic, with file names as long as ImageNet's; no image is read. With --files the
+class folders exist, with empty files in them, and opening includes checking them.
 """
 
 import argparse
@@ -30,7 +30,7 @@ MIB = 2**20
 
 
 def make_index(images: int) -> Index:
-    """An index such as a folder of ImageNet has."""
+    """An index like that of an ImageNet folder."""
     labels = np.sort(np.arange(images, dtype=np.int64) % CLASSES)
     return Index(
         classes=tuple(map(class_name, range(CLASSES))),
@@ -53,7 +53,7 @@ def file_name(label: int, number: int) -> str:
 
 
 def write_files(root: Path, images: int) -> None:
-    """Empty files under the names of the made-up index."""
+    """Create empty files with the names of the synthetic index."""
     for label in range(CLASSES):
         (root / "train" / class_name(label)).mkdir(parents=True)
     for number, label in enumerate(np.sort(np.arange(images) % CLASSES).tolist()):
@@ -61,7 +61,7 @@ def write_files(root: Path, images: int) -> None:
 
 
 def open_kept(root: Path, images: int, *, files: bool) -> Index:
-    """The index as a run opens it; made when it is not there."""
+    """The index as a run opens it; created if it does not exist."""
     if files:
         return open_folder(root, "train").index
     snapshot: Snapshot = [[class_name(label), 0] for label in range(CLASSES)]
@@ -71,14 +71,14 @@ def open_kept(root: Path, images: int, *, files: bool) -> Index:
 
 
 def memory() -> tuple[float, float]:
-    """The resident memory of this process, and its share of what it shares, in MiB."""
+    """The resident and the proportional set size of this process, in MiB."""
     lines = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
     kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
     return kib["Rss"] / 1024, kib["Pss"] / 1024
 
 
 def work(root: Path, images: int, *, files: bool) -> None:
-    """Be a worker: open, touch every array, wait until all have, and tell the figures."""
+    """Be a worker: open, touch every array, wait until all have, and print the figures."""
     rss, pss = memory()
     begin = perf_counter()
     index = open_kept(root, images, files=files)
@@ -89,11 +89,11 @@ def work(root: Path, images: int, *, files: bool) -> None:
     sys.stdin.readline()
     after = memory()
     print(opened, after[0] - rss, after[1] - pss, touched, flush=True)
-    sys.stdin.readline()  # so that the others still share with this one while they look
+    sys.stdin.readline()  # keeps the memory shared while the others measure
 
 
 def ask_workers(words: list[str], count: int) -> list[list[float]]:
-    """The figures of workers that all hold the index at the same time."""
+    """The figures of workers that hold the index at the same time."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     workers = [
         subprocess.Popen([sys.executable, __file__, *words], **pipes)  # type: ignore[call-overload]
@@ -141,7 +141,7 @@ def main() -> None:
 
 
 def measure(root: Path, args: argparse.Namespace) -> None:
-    """Build once, then open again and again."""
+    """Build the index once, then open it repeatedly."""
     if args.files:
         write_files(root, args.images)
     begin = perf_counter()

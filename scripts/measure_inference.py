@@ -1,4 +1,4 @@
-"""How fast models score, as graphs.
+"""How fast models score, as CUDA graphs.
 
     python scripts/measure_inference.py [MODEL:BATCH ...]
 
@@ -26,7 +26,7 @@ _ROUNDS = 5
 
 @torch.no_grad()
 def make_model(name: str, images: Tensor) -> nn.Module:
-    """A model whose norms have the statistics of the images."""
+    """A model whose norms have the images' statistics."""
     model = build_model(MODELS[name], num_classes=1000)
     initialise(model, 0, zero_residual=False)
     model = model.to("cuda", memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -39,7 +39,7 @@ AGAINST = {
 
 
 def describe_numbers(one: Comparison) -> str:
-    """What it computes with, and for how long."""
+    """Its precision and its number of steps."""
     if one.float64:
         return "float64, 20 steps"
     if not one.bound:

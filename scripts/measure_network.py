@@ -1,18 +1,18 @@
-"""Step times over a slow network, beside what `phalanx plan --network` predicts.
+"""Step times over a slow network, compared with the predictions of `phalanx plan --network`.
 
     python scripts/measure_network.py measure FILE --ranks 2 --mbit 100,500,2000 [--option value]...
     python scripts/measure_network.py compare FILE...
 
-Two network namespaces stand in for hosts (root; tests/cluster/hosts.py), a queue of the kernel (tc
-tbf) limits the cable between them. Each host has half of the ranks, processes that stay for the
-whole measurement. In each round they take turns at
-parts: forward and backward pass apart, of a model that no rank shares;
+Two network namespaces act as hosts (needs root; tests/cluster/hosts.py), and a kernel queue (tc
+tbf) limits the link between them. Each host has half of the ranks, processes that live for the
+whole measurement. Each round consists of
+parts: forward and backward pass separately, of a model that ranks do not share;
 reduce, gather: collectives of BARE_MIB without any training, at each bandwidth;
-alone: steps that no rank shares, all processes at the same time, so that cores are as busy;
+alone: steps that ranks do not share, in all processes at once, so that cores are equally busy;
 ddp, strict, stages, interleaved: steps that all ranks share, at each bandwidth, with `alone` before
 and after; those of --modes.
-`compare` predicts each block of shared steps as `phalanx plan --network` does, from the steps alone
-beside it and the package's constants, and from nothing else.
+`compare` predicts each block of shared steps as `phalanx plan --network` does, only from the
+`alone` steps around it and the package's constants.
 """
 
 import argparse
@@ -59,14 +59,14 @@ STEPS = {
     "stages": 2,
     "interleaved": 2,
 }
-FAST, MORE = 1000.0, 3  # from so many Mbit/s on, blocks that use the network have more steps
+FAST, MORE = 1000.0, 3  # from so many Mbit/s on, network blocks have this many times the steps
 
 
 # --- one rank ---
 
 
 def run_rank(flags: dict[str, str], variables: dict[str, str], modes: list[str]) -> None:
-    """Do what the lines on the standard input say, and answer with seconds."""
+    """Execute the commands on standard input, and answer with seconds."""
     import torch
     import torch.distributed as dist
 
@@ -82,7 +82,7 @@ def run_rank(flags: dict[str, str], variables: dict[str, str], modes: list[str])
         return settings.config, found
 
     bare = plan(replicas="1")
-    os.environ |= variables  # from here on one of several
+    os.environ |= variables  # from here on, one of several ranks
     world = read_world()
     assert world is not None
     ranks = Ranks(world, open_store(world, timeout=60), prepare_torch(bare[1]), timeout=600)
@@ -126,7 +126,7 @@ def run_rank(flags: dict[str, str], variables: dict[str, str], modes: list[str])
 
 
 def share(mode: str, ranks: int) -> dict[str, str]:
-    """The options of a run that so many ranks share."""
+    """The options of a run shared by that many ranks."""
     return {
         **MODES[mode],
         "replicas": str(ranks // 2 if "pipeline-splits" in MODES[mode] else ranks),
@@ -166,7 +166,7 @@ class Fleet:
         self._limited = UNLIMITED
 
     def do(self, what: str, mbit: float = UNLIMITED) -> list[list[Any]]:
-        """What each rank answers."""
+        """The answer of each rank."""
         if mbit != self._limited:
             self._hosts.limit(mbit or None)
             self._limited = mbit
@@ -186,7 +186,7 @@ class Fleet:
 
 
 def measure(path: Path, flags: dict[str, str], given: argparse.Namespace) -> None:
-    """Write all times to a file, as JSON."""
+    """Write all times to a JSON file."""
     speeds, modes = [float(word) for word in given.mbit.split(",")], given.modes.split(",")
     sys.path.insert(0, str(HOME / "tests" / "cluster"))
     from hosts import open_hosts
@@ -195,7 +195,7 @@ def measure(path: Path, flags: dict[str, str], given: argparse.Namespace) -> Non
     rows: list[dict[str, Any]] = []
     with open_hosts() as hosts:
         fleet = Fleet(hosts, flags, given.ranks, modes)
-        for what in ("parts", "alone", *modes):  # to warm up; DDP makes its buckets anew
+        for what in ("parts", "alone", *modes):  # to warm up; DDP rebuilds its buckets
             fleet.do(what)
         for number in range(given.rounds):
             for what, mbit in list_blocks(speeds, modes):
@@ -209,7 +209,7 @@ def measure(path: Path, flags: dict[str, str], given: argparse.Namespace) -> Non
 
 
 def list_blocks(speeds: list[float], modes: list[str]) -> Iterator[tuple[str, float]]:
-    """What a round consists of."""
+    """The blocks of a round."""
     yield "parts", UNLIMITED
     for mbit in (UNLIMITED, *speeds):
         yield from (("reduce", mbit), ("gather", mbit), ("alone", UNLIMITED))
@@ -221,7 +221,7 @@ def list_blocks(speeds: list[float], modes: list[str]) -> Iterator[tuple[str, fl
 
 
 def compare(path: Path) -> None:
-    """Print what was predicted and what was measured, as tables."""
+    """Print tables of predictions and measurements."""
     found = json.loads(path.read_text(encoding="utf-8"))
     rows, ranks = found["rows"], found["ranks"]
     shares = []
@@ -261,7 +261,7 @@ def list_speeds(rows: list[dict[str, Any]]) -> list[float]:
 
 
 def flat(row: dict[str, Any]) -> list[float]:
-    """The steps of a block, of all ranks."""
+    """The steps of a block, over all ranks."""
     return [seconds for times in row["times"] for seconds in times]
 
 
@@ -274,7 +274,7 @@ def rate_collective(row: dict[str, Any], ranks: int) -> float:
 def build_prediction(
     flags: dict[str, str], ranks: int, what: str
 ) -> Callable[[float, float], float]:
-    """Seconds of a step at some Mbit/s, from those of a step alone."""
+    """A function that predicts a step's seconds from Mbit/s and the seconds of a step alone."""
     from phalanx.assemble.dataset_summary import plan_new_run
     from phalanx.assemble.memory import (
         predict_exchanges,

@@ -1,12 +1,12 @@
-"""What several workers reach, next to what the machine itself allows.
+"""The rate of several workers, compared with what the machine itself allows.
 
     python scripts/measure_scaling.py DIR [--model resnet50] [--batch-size 256] [--seconds 5]
 
-For 1, 2, 4 ... workers, up to the cores of the machine, in images/s:
-bare: so many processes that decode and crop images of DIR into memory of their own, and no parent;
-loader: the batches of a Loader with so many workers, thrown away;
-device: the same as training takes them, copied to the device and normalised.
-The machine's own ceiling is the first column: shared caches, clocks and hyper-threads lower it too.
+For 1, 2, 4 ... workers, up to the number of cores, in images/s:
+bare: independent processes that decode and crop images of DIR into their own memory;
+loader: the batches of a Loader with that many workers, discarded;
+device: the same as training gets them, copied to the device and normalised.
+The first column is the machine's own ceiling: shared caches, clocks and hyper-threads lower it too.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import numpy as np
 from phalanx.data.loading.reader import InputSpec, Reader
 from phalanx.plan.machine import count_cores
 
-ROWS = 16  # that a process fills in one go, as the Loader's do
+ROWS = 16  # that a process fills at a time, as the Loader's do
 APART = 1 << 20  # positions of the stream between one bare process and the next
 WARM_UP = 4  # steps
 OPTIONS = {"model": "resnet50", "image-size": "", "batch-size": "256"}
@@ -32,7 +32,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class Rates(NamedTuple):
-    """Images a second of so many workers."""
+    """Images/s of a number of workers."""
 
     workers: int
     bare: float
@@ -41,14 +41,14 @@ class Rates(NamedTuple):
 
 
 def fill_alone(first: int, seconds: float) -> None:
-    """Be a bare process: get ready, wait for the word, fill, and tell the rate."""
+    """Be a bare process: prepare, wait for the signal, fill, and print the rate."""
     spec = InputSpec.from_json(json.loads(sys.stdin.readline()))
     reader = Reader(spec, "train")
     out = np.empty((ROWS, spec.image_size, spec.image_size, 3), np.uint8)
     groups = iter(range(first, first + APART, ROWS))
     reader.fill(np.arange(next(groups), first + ROWS), out)
     print("ready", flush=True)
-    sys.stdin.readline()  # all begin together
+    sys.stdin.readline()  # all start together
     begin, images = perf_counter(), 0
     while perf_counter() - begin < seconds:
         start = next(groups)
@@ -58,7 +58,7 @@ def fill_alone(first: int, seconds: float) -> None:
 
 
 def rate_bare(spec: InputSpec, workers: int, seconds: float) -> float:
-    """What so many bare processes fill, all at the same time."""
+    """The total rate of bare processes running at the same time."""
     command = [sys.executable, __file__, "-", "--seconds", str(seconds), "--first"]
     processes = [
         subprocess.Popen(
@@ -82,7 +82,7 @@ def rate_bare(spec: InputSpec, workers: int, seconds: float) -> float:
 
 
 def rate_of(steps: Iterator[Any], images: int, seconds: float, settle: Callable[[], None]) -> float:
-    """Images a second of a walk, its first steps aside; `settle` waits for the device."""
+    """Images/s of an iterator, without its first steps; `settle` waits for the device."""
     for _ in range(WARM_UP):
         next(steps)
     settle()
@@ -98,7 +98,7 @@ def measure(words: argparse.Namespace) -> Iterator[Rates]:
     """One row for each number of workers."""
     from phalanx.assemble.dataset_summary import build_input_spec, plan_run
     from phalanx.assemble.find_data import read_with_data
-    from phalanx.assemble.session import Session  # torch: bare processes do without
+    from phalanx.assemble.session import Session  # imports torch, which bare processes do not need
     from phalanx.bench.synthetic_steps import synchronise
     from phalanx.data.loading.loader import Loader
 

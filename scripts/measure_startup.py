@@ -1,4 +1,4 @@
-"""CPU seconds that help and mistakes take, each as a process of its own: the best of five."""
+"""CPU seconds that --help and mistakes take, each in its own process: the best of five."""
 
 import resource
 import subprocess

@@ -1,9 +1,9 @@
-"""What trackers cost a run: images/s with them over images/s without, in interleaved pairs.
+"""What trackers cost a run: images/s with and without them, as ratios of interleaved pairs.
 
-Both sides are the training loop of one run of the demo, which logs as often as it does by default:
-every 25 steps. A tracker works after a log point, so a block has several of them and ends half-way
-between two: nearly all of the work then falls into the block that caused it. Also prints how long a
-log point waits for trackers to be told.
+Both sides are the training loop of one run of the demo, which logs at its default interval of 25
+steps. A tracker works after a log point, so a block has several of them and ends half-way between
+two: nearly all of the work then falls into the block that caused it. Also prints how long a log
+point takes to notify the trackers.
 
     python scripts/measure_trackers.py [--trackers tensorboard,wandb] [--pairs 40] [--log-points 4]
 """
@@ -53,7 +53,7 @@ def main() -> None:
         _phalanx_block(untracked, _LOG_STEPS // 2)()  # from here on, blocks end between log points
         tracked = _phalanx_block(training, block_steps)
         plain = _phalanx_block(untracked, block_steps)
-        for block in (tracked, plain, tracked, plain):  # caches fill, packages are imported
+        for block in (tracked, plain, tracked, plain):  # fills caches, imports packages
             block()
         ratio = measure_pairs(tracked, plain, pairs=args.pairs, done=lambda _: None)
         told_us = median(_time_us(partial(training.trackers.notify, 1)) for _ in range(101))

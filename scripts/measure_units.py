@@ -1,9 +1,9 @@
-"""Time the units of a model, and see how even stages are that were chosen without timing them.
+"""Time the units of a model, and check how balanced stages are that were chosen without timing.
 
 python scripts/measure_units.py MODEL [BATCH [IMAGE_SIZE [REPEATS]]]
 
-One thread, forward and backward of each unit by itself, processor time, the least of all repeats.
-"Uneven" is the time of the costliest stage over that of the average one: 1.00 is the best there is.
+One thread, forward and backward of each unit alone, CPU time, the minimum of all repeats.
+"Uneven" is the time of the costliest stage divided by the average: 1.00 is ideal.
 """
 
 import sys
@@ -44,7 +44,7 @@ def time_units(model: UnitModel, x: torch.Tensor, repeats: int) -> dict[str, tup
 
 
 def measure_unevenness(name: str, costs: dict[str, float], times: dict[str, float], stages: int):
-    """The costliest stage over the average, in time, of those that costs choose."""
+    """The time of the costliest stage over the average, for stages chosen by costs."""
     flags = {"model": name, "shards": str(stages), "pipeline": "true", "data": "synthetic"}
     starts = choose_starts(read_settings("imagenet-resnet50", flags).config, costs)
     parts = Pipeline(starts=starts, schedule="Grouped").cut([*costs])

@@ -1,4 +1,4 @@
-"""Times what follows the passes of a step on a GPU: the optimizers' own way, and the fused one.
+"""Times the update after the passes of a step on a GPU: torch's optimizers, and the fused update.
 
 Prints milliseconds of the host (until all is launched) and of the device (the sum of its kernels)
 for each update of ResNet-50's weights, the median and the range of several blocks.
@@ -25,7 +25,7 @@ from phalanx.models.build import build_model
 from phalanx.optim.build import OptimSettings, build_optimizer
 
 STEPS = 20  # of a block
-WAYS = {  # rule, moving average, 16-bit copies, a loss scale that adapts, norm to clip to
+WAYS = {  # rule, moving average, 16-bit copies, adaptive loss scale, norm to clip to
     "momentum, copies, dynamic scale": ("momentum", 0.0, True, True, 0.0),
     "momentum, copies": ("momentum", 0.0, True, False, 0.0),
     "rmsprop_tf, copies, average": ("rmsprop_tf", 0.999, True, False, 0.0),
@@ -36,7 +36,7 @@ TILES = [(512, 4), (1024, 4), (2048, 4), (4096, 4), (4096, 8), (8192, 8)]  # ele
 
 
 def build_state(name, way, *, fused):
-    """A state at step 0, and its copies in 16 bits."""
+    """A state at step 0, and its 16-bit copies."""
     rule, decay, copied, dynamic, clip = way
     torch.manual_seed(0)
     model = build_model(MODELS[name], num_classes=1000)
@@ -77,14 +77,14 @@ def build_step(name, way, *, fused):
             torch._foreach_copy_(copies[1], copies[0])
         return norm
 
-    def restore():  # the optimizers' own way unscales gradients where they lie
+    def restore():  # torch's optimizers unscale gradients in place
         torch._foreach_copy_(gradients, kept)
 
     return step, restore
 
 
 def time_host(step, restore):
-    """Milliseconds until an update is launched; the device is idle when it begins."""
+    """Milliseconds until an update is launched, on an idle device."""
     total = 0.0
     for _ in range(STEPS):
         restore()
@@ -132,12 +132,12 @@ def measure(name, blocks):
                 f"{counts[fused]:.0f} launches, n={blocks}",
                 flush=True,
             )
-        for row in rows:  # those of the fused way
+        for row in rows:  # those of the fused update
             print(f"    {row.key[:70]}: {row.self_device_time_total / row.count:.1f} us")
 
 
 def measure_tiles(name):
-    """Print a line for each size of blocks."""
+    """Print a line for each block size."""
     for block, warps in TILES:
         update_fused._SUM_BLOCK = update_fused._BLOCK = block
         update_fused._WARPS = warps

@@ -1,4 +1,4 @@
-"""Published networks in float32 numpy, read from the published files and nothing else.
+"""Published networks in float32 numpy, read from the published files only.
 
 Neither Phalanx's modules nor its converted files are used here, so that agreement with them means
 something. Images and activations are [N, H, W, C].
@@ -31,7 +31,7 @@ NO_PADS: Pads = ((0, 0), (0, 0))
 
 
 def same_pads(x: Floats, size: int, stride: int) -> Pads:
-    """TensorFlow's "same": the output has ceil(input / stride) pixels, the odd pixel comes last."""
+    """TensorFlow's "same": the output has ceil(input / stride) pixels; an odd pad goes last."""
 
     def along(length: int) -> tuple[int, int]:
         total = max((math.ceil(length / stride) - 1) * stride + size - length, 0)
@@ -85,7 +85,7 @@ def keras_convolution(config: Config, arrays: Arrays, x: Floats) -> Floats:
 
 
 def keras_norm(config: Config, arrays: Arrays, x: Floats) -> Floats:
-    """Batch norm by its moving statistics."""
+    """Batch norm with its moving statistics."""
     spread = np.sqrt(arrays["moving_variance"] + np.float32(config["epsilon"]))
     return (x - arrays["moving_mean"]) * (arrays["gamma"] / spread) + arrays["beta"]
 
@@ -241,7 +241,7 @@ class LiteNet:
         return x.mean(axis=(1, 2)) @ self.arrays["_fc.weight"].T + self.arrays["_fc.bias"]
 
     def block(self, path: str, x: Floats, stride: int) -> Floats:
-        """Widen where there is something to widen with, filter, narrow, add the input."""
+        """Expansion, if there is one, depthwise convolution, projection, and skip connection."""
         inner = x
         if f"{path}_expand_conv.weight" in self.arrays:
             inner = self.convolution(f"{path}_expand_conv", inner, 1)
@@ -262,7 +262,7 @@ class LiteNet:
         return convolve_depthwise(pad(x, same_pads(x, len(kernel), stride)), kernel, stride)
 
     def norm(self, path: str, x: Floats) -> Floats:
-        """Batch norm by its running statistics."""
+        """Batch norm with its running statistics."""
         mean, var = self.arrays[f"{path}.running_mean"], self.arrays[f"{path}.running_var"]
         scale = self.arrays[f"{path}.weight"] / np.sqrt(var + LITE_EPS)
         return (x - mean) * scale + self.arrays[f"{path}.bias"]

@@ -1,12 +1,12 @@
-"""One ONNX file served as others serve it; serve_peers.py starts these beside our own server.
+"""Other servers for one ONNX file; serve_peers.py compares them with our own.
 
     python scripts/peer_servers.py fastapi|litserve FILE PORT BATCH
     python scripts/peer_servers.py direct FILE
 
-All take float32 images and give float32 logits, as bytes. FastAPI: the handler anybody would write,
-the body as it comes, onnxruntime in a pool with a thread for each core that the process may use.
-LitServe: batches of up to BATCH, the tensor as a file of a form, since its JSON would be a
-hundred thousand numbers. `direct` is no server: it calls onnxruntime as lines on its input say.
+All take float32 images and return float32 logits, as bytes. FastAPI: the obvious handler, with the
+raw body, and onnxruntime in a pool with a thread for each core that the process may use. LitServe:
+batches of up to BATCH, the tensor as a file of a form, since its JSON would be a hundred thousand
+numbers. `direct` is no server: it calls onnxruntime as the lines on its input say.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ def run_session(session: Any, images: np.ndarray) -> np.ndarray:
 
 
 def serve_fastapi(file: str, port: int, batch: int) -> None:
-    """A handler that hands each request to a pool of threads."""
+    """A handler that passes each request to a thread pool."""
     app, session = FastAPI(), open_session(file)
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
 
@@ -60,7 +60,7 @@ def serve_fastapi(file: str, port: int, batch: int) -> None:
 
 
 class Classifier(litserve.LitAPI):
-    """LitServe's hooks in the order they are called; its workers are processes of their own."""
+    """LitServe's hooks in the order they are called; its workers are separate processes."""
 
     def __init__(self, file: str, **options: Any) -> None:
         super().__init__(**options)
@@ -75,7 +75,7 @@ class Classifier(litserve.LitAPI):
         return read_image(self.session, request["input"].file.read())
 
     def batch(self, inputs: list[np.ndarray]) -> np.ndarray:
-        """Images to one array; not called where batches have one image."""
+        """Images as one array; not called if batches have one image."""
         return np.concatenate(inputs)
 
     def predict(self, images: np.ndarray) -> np.ndarray:
@@ -92,7 +92,7 @@ class Classifier(litserve.LitAPI):
 
 
 def serve_litserve(file: str, port: int, batch: int) -> None:
-    """LitServe with batches of up to so many."""
+    """LitServe with batches of up to `batch`."""
     api = Classifier(file, max_batch_size=batch, batch_timeout=BATCH_WAIT_S, api_path="/infer")
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, timeout=False)
     server.run(host="127.0.0.1", port=port, generate_client_file=False, log_level="warning")

@@ -1,19 +1,19 @@
-"""Phalanx beside timm on one GPU: training, scoring and training from photographs, in turns.
+"""Phalanx compared with timm on one GPU: training, scoring, training from photographs.
 
     python scripts/peers.py [--rows all|small|NAME,...] [--out DIR] [--rounds 3] [--photos DIR]
 
-Each row is measured in rounds, Phalanx and its peer in turns on the same idle GPU: median and range
-of the rounds, and the peak memory of both. Training by Phalanx is `phalanx train` as a user calls
-it, a new process a round; the rate is its summary's. Scoring by Phalanx is what `validate` and
-`predict` call, with images on the device. The peer is timm's model in channels_last, compiled with
-CUDA graphs (reduce-overhead; --modes tries others and takes the best), under autocast with fused
-SGD in training and in 16 bits in scoring, synthetic images on the device; for photographs it is
-torchvision's decoder in a DataLoader alone, which no training on top of it can outrun.
+Each row is measured in rounds, Phalanx and its peer alternating on the same idle GPU: median and
+range of the rounds, and the peak memory of both. Training with Phalanx is `phalanx train` as a user
+calls it, a new process per round; the rate is its summary's. Scoring with Phalanx is what
+`validate` and `predict` call, with images on the device. The peer is timm's model in channels_last,
+compiled with CUDA graphs (reduce-overhead; --modes tries others and takes the best), under autocast
+with fused SGD in training and in 16 bits in scoring, synthetic images on the device; for
+photographs it is torchvision's decoder in a DataLoader alone, an upper bound for any training.
 
-Peers compile with empty caches of their own, all at once, a process each with a time limit, while
-Phalanx warms up (two to four minutes); then they wait, and nothing else runs while a round is timed
-(half a minute a row, scoring less). --seconds: how long a round of the peer takes, and one of
-scoring. --photos: a folder of JPEGs; without it, such are made. Prints a table and writes
+Peers compile with empty caches of their own, all at once, each in a process with a time limit,
+while Phalanx warms up (two to four minutes); then they wait, and nothing else runs while a round is
+timed (half a minute per row, scoring less). --seconds: the length of a round of the peer, and of
+scoring. --photos: a folder of JPEGs; without it, synthetic ones are made. Prints a table and writes
 peers.json. --list names the rows.
 """
 
@@ -45,7 +45,7 @@ class Row:
     half: str = "float16"
     batch: int = 256
     size: int = 224
-    steps: int = 160  # of Phalanx's training, a round
+    steps: int = 160  # of Phalanx's training, per round
 
 
 ROWS = {
@@ -68,7 +68,7 @@ ROWS = {
     "photos-folder": Row("folder", "ResNet-50 train from a folder of JPEGs, float16"),
     "photos-packed": Row("packed", "ResNet-50 train from packed JPEGs, float16"),
 }
-# the batch sizes of an older guide to benchmarks: one to train with, those to score with
+# the batch sizes of an older benchmark guide: one for training, those for scoring
 _SMALL = {
     "resnet50": ("ResNet-50", "float16", 224, (16,), (1, 4, 16, 32, 64, 90)),
     "resnext101_32x4d": ("ResNeXt-101 32x4d", "float16", 224, (6,), (1, 2, 4, 8, 16)),
@@ -84,13 +84,13 @@ SMALL_ROWS = {
     for batch in batches
 }
 ROWS |= SMALL_ROWS
-_PHOTOS, _REPEATED = 330, 12_000  # files, and how often they are repeated to make a set
+_PHOTOS, _REPEATED = 330, 12_000  # files, and images of the set made by repeating them
 _SELF = Path(__file__).resolve()
 
 
 @dataclass
 class Rounds:
-    """What one side reached."""
+    """The results of one side."""
 
     rates: list[float] = field(default_factory=list)  # images/s
     peak_gib: float | None = None
@@ -100,7 +100,7 @@ class Rounds:
 
 
 class Child:
-    """One side in a process of its own: it gets ready, then times a round whenever it is told."""
+    """One side in its own process: it prepares, then times a round for each request."""
 
     def __init__(self, words: list[str], log: Path, *, caches: Path, threads: int) -> None:
         self._log = log.open("w", encoding="utf-8")
@@ -128,7 +128,7 @@ class Child:
         self._lines.put("")
 
     def answer(self, limit_s: float) -> dict[str, Any]:
-        """What it says next; TimeoutError or RuntimeError where it does not."""
+        """Its next answer; TimeoutError or RuntimeError if there is none."""
         try:
             line = self._lines.get(timeout=limit_s)
         except Empty:
@@ -152,18 +152,18 @@ class Child:
         return self.answer(limit_s)
 
     def close(self) -> None:
-        """End it, with what it started."""
+        """End it, with everything it started."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._log.close()
 
 
-# --- what runs in a child ---
+# --- in a child process ---
 
 
 def wait_for_device() -> float:
-    """The peak memory in GiB, after all that was launched is done."""
+    """Wait for the device; returns the peak memory in GiB."""
     import torch
 
     if not torch.cuda.is_available():
@@ -173,7 +173,7 @@ def wait_for_device() -> float:
 
 
 def serve_rounds(block: Callable[[], int], seconds: float, **ready: Any) -> None:
-    """Warm up, say so, and time a round of so many seconds for each line of standard input."""
+    """Warm up, report that, and time a round of `seconds` for each line of standard input."""
     for _ in range(3):
         block()
     wait_for_device()
@@ -233,7 +233,7 @@ def run_peer(row: Row, words: argparse.Namespace) -> None:
 
 
 def run_scoring(row: Row, words: argparse.Namespace) -> None:
-    """What Phalanx's scoring calls for each batch, on images that lie on the device."""
+    """What Phalanx's scoring calls for each batch, on images that are on the device."""
     import torch
 
     from phalanx.assemble.dataset_summary import plan_run
@@ -272,7 +272,7 @@ def run_scoring(row: Row, words: argparse.Namespace) -> None:
 
 
 def run_loader(words: argparse.Namespace) -> None:
-    """torchvision's decoder and transforms in a DataLoader: the most that a peer can be fed."""
+    """torchvision's decoder and transforms in a DataLoader: the upper bound of a peer's input."""
     import torch
     from torchvision.io import ImageReadMode, decode_jpeg
     from torchvision.transforms import v2
@@ -308,7 +308,7 @@ def run_loader(words: argparse.Namespace) -> None:
 
 
 def train_with_phalanx(row: Row, folder: Path, options: list[str], steps: int) -> dict[str, Any]:
-    """One `phalanx train`; its summary, with the seconds it took."""
+    """Run one `phalanx train`; returns its summary, with the seconds it took."""
     began = time.monotonic()
     loss = ["--auto-loss-scaling", "true"] if row.half == "float16" else []
     command = [
@@ -328,10 +328,10 @@ def train_with_phalanx(row: Row, folder: Path, options: list[str], steps: int) -
 def prepare_training(
     row: Row, folder: Path, options: list[str], side: Rounds
 ) -> Callable[[], None]:
-    """Warm up, so that kernels are compiled; a call that trains for a round.
+    """Warm up, so that kernels are compiled; returns a call that trains for a round.
 
-    Peers use the GPU meanwhile, so which kernels are fastest is forgotten and measured again in the
-    steps of the first round that are not timed.
+    Peers use the GPU meanwhile, so the choice of kernels is discarded and made again in the
+    untimed steps of the first round.
     """
     side.ready_s = train_with_phalanx(row, folder, options, 30)["seconds"]
 
@@ -370,7 +370,7 @@ def make_photos(folder: Path) -> Path:
 
 
 def prepare_photos(row: Row, words: argparse.Namespace, folder: Path) -> list[str]:
-    """A set of photographs as the row wants it; the options that name it."""
+    """Prepare a set of photographs in the row's form; returns the options that name it."""
     photos = Path(words.photos) if words.photos else folder / "photos"
     if not photos.exists():
         make_photos(photos)
@@ -392,7 +392,7 @@ def prepare_photos(row: Row, words: argparse.Namespace, folder: Path) -> list[st
 
 
 class Contest:
-    """One row: both sides get ready, then take turns."""
+    """One row: both sides prepare, then alternate."""
 
     def __init__(self, name: str, words: argparse.Namespace, folder: Path) -> None:
         self._row, self._words, self._folder = ROWS[name], words, folder
@@ -415,7 +415,7 @@ class Contest:
                 self._children[side] = Child(what, log, caches=caches, threads=threads)
 
     def prepare(self, *, ours: bool) -> None:
-        """Have one side ready: ours warms up while peers compile."""
+        """Prepare one side: ours warms up while peers compile."""
         for side, found in self.sides.items():
             if ours == (side == "phalanx"):
                 _try(found, partial(self._prepare, side))
@@ -428,7 +428,7 @@ class Contest:
             self._turns[side] = prepare_training(self._row, self._folder, self._options, found)
 
     def run(self) -> None:
-        """All rounds."""
+        """Run all rounds."""
         for _ in range(self._words.rounds):
             for side, turn in self._turns.items():
                 _try(self.sides[side], turn)
@@ -440,7 +440,7 @@ class Contest:
 
 
 def _try(side: Rounds, run: Callable[[], None]) -> None:
-    """Run it, or keep what went wrong: the other side is measured all the same."""
+    """Run it, or store the failure: the other side is measured anyway."""
     try:
         run()
     except (RuntimeError, TimeoutError, subprocess.SubprocessError, ValueError, OSError) as error:
@@ -448,7 +448,7 @@ def _try(side: Rounds, run: Callable[[], None]) -> None:
 
 
 def _prepare_child(child: Child, side: Rounds, limit_s: float) -> Callable[[], None]:
-    """Wait until it is ready; a call that times a round."""
+    """Wait until it is ready; returns a call that times a round."""
     side.notes = child.answer(max(1.0, limit_s - child.age_s))
     side.ready_s = child.age_s
 
@@ -486,7 +486,7 @@ def print_row(name: str, sides: dict[str, Rounds]) -> None:
 def run_contests(
     names: list[str], words: argparse.Namespace, folder: Path
 ) -> Iterator[tuple[str, dict[str, Rounds]]]:
-    """Rows that get ready at the same time and are then measured one by one."""
+    """Rows that are prepared at the same time and then measured one by one."""
     contests: dict[str, Contest] = {}
     try:
         for name in names:

@@ -1,4 +1,4 @@
-"""The recipe of the preset cifar10-fast in plain torch, for scores side by side.
+"""The recipe of the preset cifar10-fast in plain torch, to compare scores.
 
     python scripts/plain_cifar.py DIR [--seeds 0,1,2] [--epochs 24]
 
@@ -27,7 +27,7 @@ def conv(inp: int, out: int) -> nn.Sequential:
 
 
 class Residual(nn.Module):
-    """Two of them, added to the input."""
+    """Two such convolutions, added to the input."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -83,12 +83,12 @@ def augment(images: Tensor) -> Tensor:
 
 
 def rate_at(step: int, total: int, warm: int) -> float:
-    """A triangle."""
+    """A triangular schedule."""
     return PEAK * step / warm if step < warm else PEAK * (total - step) / (total - warm)
 
 
 def train(train_set: tuple[Tensor, Tensor], valid_set: tuple[Tensor, Tensor], epochs: int) -> dict:
-    """One run: its score and its seconds."""
+    """Train once; returns score and seconds."""
     model = ResNet9().cuda().to(memory_format=torch.channels_last)
     norms = {
         id(p) for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()
@@ -128,7 +128,7 @@ def train(train_set: tuple[Tensor, Tensor], valid_set: tuple[Tensor, Tensor], ep
 
 
 def main() -> None:
-    """A line of JSON for each seed."""
+    """Print a line of JSON for each seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("dir", type=Path)
     parser.add_argument("--seeds", default="0,1,2")

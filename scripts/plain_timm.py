@@ -28,7 +28,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def open_loader(recipe: dict[str, Any], split: str) -> DataLoader[Any]:
-    """Batches of bytes, cropped at random for training and in the middle for scoring."""
+    """Batches of bytes, with random crops for training and centre crops for scoring."""
     size = recipe["image_size"]
     if split == "train":
         steps = [
@@ -63,7 +63,7 @@ def on_device(loader: DataLoader[Any]) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def build_optimizer(model: nn.Module, recipe: dict[str, Any]) -> torch.optim.SGD:
-    """Nesterov's momentum; norms and biases do not decay."""
+    """SGD with Nesterov momentum; norms and biases do not decay."""
     weights = [*model.parameters()]
     groups = [
         {"params": [w for w in weights if w.ndim > 1], "weight_decay": recipe["decay"]},
@@ -80,7 +80,7 @@ def rate_at(step: int, total: int, warm: int, peak: float) -> float:
 
 @torch.inference_mode()
 def score(model: nn.Module, loader: DataLoader[Any]) -> float:
-    """The share of images whose best guess is right."""
+    """Top-1 accuracy."""
     model.eval()
     right, count = torch.zeros((), dtype=torch.int64, device="cuda"), 0
     for images, labels in on_device(loader):
@@ -92,7 +92,7 @@ def score(model: nn.Module, loader: DataLoader[Any]) -> float:
 
 
 def train(recipe: dict[str, Any]) -> dict[str, Any]:
-    """One run: its scores, and the seconds of training alone."""
+    """Train once; returns the scores, and the seconds of training alone."""
     torch.manual_seed(recipe["seed"])
     torch.backends.cudnn.benchmark = True
     loaders = {split: open_loader(recipe, split) for split in ("train", "val")}
@@ -127,7 +127,7 @@ def train(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train once, and write what came out."""
+    """Train once, and write the result."""
     recipe = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     Path(sys.argv[2]).write_text(json.dumps(train(recipe)), encoding="utf-8")
 

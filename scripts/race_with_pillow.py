@@ -1,10 +1,10 @@
-"""Decode and random resized crop: ours and Pillow's, on one core, in turns.
+"""Decode and random resized crop: ours and Pillow's, on one core, alternating.
 
     python scripts/race_with_pillow.py IMAGES [--pairs 20] [--size 224]
 
 IMAGES is a folder of JPEG files. Both sides take the same crops of the same files, held in memory,
-to the same size. Also prints how far our pixels are from Pillow's: the mean over all images, and
-the image that is furthest off, in 255ths.
+to the same size. Also prints how much our pixels differ from Pillow's: the mean over all images,
+and the worst image, in 255ths.
 """
 
 import argparse
@@ -30,18 +30,18 @@ PHOTOGRAPHS = TransformSpec(augment="resized-crop")
 
 
 def crop_of(height: int, width: int, draws: list[float]) -> Crop:
-    """The crop that training takes of an image of these sides."""
+    """The crop that training takes of an image of this height and width."""
     return choose_crop_and_flip(PHOTOGRAPHS, (height, width), None, [1.0, *draws])[0]
 
 
 def ours(data: bytes, draws: list[float], size: int) -> Pixels:
-    """As training does it, without the mirror."""
+    """As training does it, without mirroring."""
     picture = EncodedImage(data, "image")
     return resized_crop(picture, crop_of(picture.height, picture.width, draws), size)
 
 
 def pillows(data: bytes, draws: list[float], size: int) -> Pixels:
-    """As anybody would write it with Pillow: its antialiased bilinear resize of a box."""
+    """The obvious way with Pillow: its antialiased bilinear resize of a box."""
     with Image.open(io.BytesIO(data)) as image:
         rgb = image.convert("RGB")
         top, left, tall, wide = crop_of(rgb.height, rgb.width, draws)
@@ -50,7 +50,7 @@ def pillows(data: bytes, draws: list[float], size: int) -> Pixels:
 
 
 def main() -> None:
-    """Race, then compare pixels."""
+    """Compare speed, then pixels."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("images", type=Path)
     parser.add_argument("--pairs", type=int, default=20)

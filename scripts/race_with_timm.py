@@ -1,4 +1,4 @@
-"""Forward and backward of a model through our modules and through timm's, in turns.
+"""Forward and backward of a model with our modules and with timm's, alternating.
 
     python scripts/race_with_timm.py [--model resnet50] [--batch-size 256] [--pairs 20] [--steps 10]
 
@@ -22,7 +22,7 @@ WARM_UP = 12
 
 
 def make_block(model: nn.Module, images: torch.Tensor, steps: int) -> Callable[[], int]:
-    """Some steps of forward and backward; returns when the device is done."""
+    """A call that runs some steps of forward and backward, and waits for the device."""
     labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
 
     def block() -> int:
@@ -60,7 +60,7 @@ def race(ours: nn.Module, theirs: nn.Module, words: argparse.Namespace, how: str
 
 
 def main() -> None:
-    """Race eager, then compiled."""
+    """Compare eager, then compiled."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--batch-size", type=int, default=256)

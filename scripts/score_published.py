@@ -8,9 +8,9 @@ IMAGES is a folder of nXXXXXXXX_name.JPEG. SYNSETS lists the 1,000 wnids, a line
 of the classes: timm/data/_info/imagenet_synsets.txt of `pip download --no-deps timm`. How to get
 and convert the weights is in convert_weights.py.
 
-Both see the same bytes, resized and cut as Phalanx scores. Fails when top-1 or top-5 differ by
-more than a point. The logits differ by more than rounding, because the folded input has another
-colour for zero and the first convolution pads with it: little for resnet50-v1, whose means are
+Both get the same bytes, resized and cropped as Phalanx scores. Fails if top-1 or top-5 differ by
+more than a point. The logits differ by more than rounding, because in the folded input zero is
+another colour and the first convolution pads with it: little for resnet50-v1, whose means are
 nearly ImageNet's, and more for EfficientNet-Lite.
 """
 
@@ -80,7 +80,7 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Score:
-    """Percent of images whose class is the first guess, and among the first five."""
+    """Top-1 and top-5 accuracy in percent."""
 
     top1: float
     top5: float
@@ -102,7 +102,7 @@ def read_labels(images: list[Path], synsets: Path) -> Labels:
 
 
 def read_crops(images: list[Path], size: int) -> Bytes:
-    """The images resized and cut as for scoring."""
+    """The images resized and cropped as for scoring."""
     crops = np.empty((len(images), size, size, 3), np.uint8)
     transform = build_transform(TransformSpec(augment="resized-crop"))
     for path, crop in zip(images, crops, strict=True):
@@ -130,14 +130,14 @@ def evaluate(logits: Logits, crops: Bytes) -> Floats:
 
 
 def score(logits: Floats, labels: Labels) -> Score:
-    """How often the label is the first guess, and among the first five."""
+    """Top-1 and top-5 accuracy of logits."""
     guesses = np.argsort(-logits, axis=1)[:, :5]
     hits = guesses == labels[:, None]
     return Score(100 * float(hits[:, 0].mean()), 100 * float(hits.any(axis=1).mean()))
 
 
 def relative_difference(logits: Floats, reference: Floats) -> float:
-    """The largest difference of a logit over the largest logit of its image."""
+    """The largest difference of a logit, relative to the largest logit of its image."""
     return float((np.abs(logits - reference) / np.abs(reference).max(axis=1, keepdims=True)).max())
 
 
@@ -159,7 +159,7 @@ def rows(
 
 
 def read_words() -> argparse.Namespace:
-    """The command line, with every name known and every file there."""
+    """The command line, after checking that every name is known and every file exists."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("images", type=Path, metavar="IMAGES")
     parser.add_argument("synsets", type=Path, metavar="SYNSETS")
@@ -176,13 +176,13 @@ def read_words() -> argparse.Namespace:
         if name not in PUBLISHED:
             parser.error(f"--weights: no weights are called {name!r}: {', '.join(PUBLISHED)}")
         for path in (words.images, words.synsets, Path(original), Path(converted)):
-            if not path.exists():  # said now, not after minutes of numpy
+            if not path.exists():  # reported now, not after minutes of numpy
                 parser.error(f"{path}: no such file; how to get it: {__file__}, first lines")
     return words
 
 
 def main() -> None:
-    """Print the table, a line as soon as it is known."""
+    """Print the table line by line, as results arrive."""
     words = read_words()
     images = sorted(words.images.glob("n*.JPEG"))
     if not images:

@@ -1,16 +1,15 @@
-"""`phalanx serve` beside onnxruntime called directly, LitServe and a plain FastAPI handler.
+"""`phalanx serve` compared with onnxruntime called directly, LitServe and a plain FastAPI handler.
 
     python scripts/serve_peers.py [--file MODEL.onnx] [--rounds 5] [--seconds 20] [--pairs 20]
                                   [--out results.json]
 
-One ONNX file (ResNet-50 at 224 px unless another is given), tensors in, logits out. Whatever
-answers has one core, the client another. First onnxruntime alone at batches of 1 to 32: the fastest
-is what the servers may batch to (or --batch). Then, in turns: clients without a pause, two batches'
-worth; and one client. Sides that wait for their turn are stopped (SIGSTOP), so that none disturbs
-another. Every side must give the same logits before anything is timed. Beside the clock's figures
-are those of computing time, which other work on the machine disturbs far less: what a core that
-does nothing else would give at best. Last, `wrk` as a client that others wrote, where it is
-installed.
+One ONNX file (ResNet-50 at 224 px unless another is given), tensors in, logits out. The server has
+one core, the client another. First onnxruntime alone at batches of 1 to 32: the fastest is the
+servers' maximum batch (or --batch). Then, alternating: clients without a pause, two batches' worth;
+and one client. Sides that wait for their turn are stopped (SIGSTOP), so that none disturbs another.
+Every side must give the same logits before anything is timed. Besides wall-clock figures there are
+those of CPU time, which other work on the machine disturbs far less: the best that an otherwise
+idle core could give. Finally `wrk`, as an independent client, if it is installed.
 
 Needs litserve, fastapi, uvicorn and two cores. Use an idle machine.
 """
@@ -57,18 +56,18 @@ from http_load import (  # noqa: E402
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 CLIENT_CORE = 1
-IMAGES = 8  # different ones, sent in turn
+IMAGES = 8  # different ones, sent in rotation
 DIRECT = "onnxruntime"
 PEERS = {"litserve": "LitServe", "fastapi": "FastAPI"}
 VERSIONS = ("torch", "onnxruntime", "litserve", "fastapi", "uvicorn", "starlette")
 
 
 class Turn(NamedTuple):
-    """What one turn of a side gave."""
+    """The result of one turn of a side."""
 
-    rate: float  # images a second, by the clock
+    rate: float  # images/s, by the wall clock
     p50_ms: float
-    cpu_ms: float  # of computing, for an image
+    cpu_ms: float  # CPU time per image
 
 
 Turns = dict[str, list[Turn]]
@@ -91,7 +90,7 @@ def call_directly(process: subprocess.Popen[str], batch: int, order: str) -> Tur
 
 
 def load_side(side: Side, *, clients: int, seconds: float, count: int | None = None) -> Turn:
-    """A turn of a server; any answer that is not good ends the measurement."""
+    """A turn of a server; any failed request ends the measurement."""
     with turn(side.process):
         before = read_cpu_s(side.process)
         load = run_closed_loop(
@@ -107,7 +106,7 @@ def load_side(side: Side, *, clients: int, seconds: float, count: int | None = N
 
 
 def measure_batches(direct: subprocess.Popen[str], rounds: int, seconds: float) -> Turns:
-    """onnxruntime alone at every batch, in turns."""
+    """onnxruntime alone at every batch size, alternating."""
     found: Turns = {str(batch): [] for batch in BATCHES}
     for _ in range(rounds):
         for batch in BATCHES:
@@ -119,7 +118,7 @@ def measure_sides(
     direct: subprocess.Popen[str], sides: list[Side], rounds: int, *, batch: int,
     seconds: float, calls: int | None = None,
 ) -> Turns:  # fmt: skip
-    """All sides in turns, and who is first moves on; with `calls`, one client and batch 1."""
+    """All sides alternating, with a rotating start; with `calls`, one client and batch 1."""
     found: Turns = {DIRECT: [], **{side.name: [] for side in sides}}
     for number in range(rounds):
         order = [None, *sides]
@@ -136,12 +135,12 @@ def measure_sides(
 
 
 def count_clients(batch: int) -> int:
-    """So many that the next batch is always there: two batches' worth, and eight at least."""
+    """Enough clients to fill the next batch in time: two batches' worth, at least eight."""
     return max(8, 2 * batch)
 
 
 def run_wrk(side: Side, clients: int, seconds: float, folder: Path) -> float | None:
-    """Requests a second that wrk counts; it sends one body again and again."""
+    """Requests/s that wrk counts; it sends the same body again and again."""
     if shutil.which("wrk") is None:
         return None
     head, _, body = side.requests[0].partition(b"\r\n\r\n")
@@ -177,7 +176,7 @@ def make_figure(what: str, values: list[float], unit: str) -> dict[str, Any]:
 
 
 def compare(turns: Turns, name: str, other: str, field: str) -> list[float]:
-    """Ratios of two sides, round by round; above 1 the first is better."""
+    """Ratios of two sides, round by round; above 1, the first is better."""
     pairs = zip(turns[name], turns[other], strict=True)
     ratios = [getattr(a, field) / getattr(b, field) for a, b in pairs]
     return ratios if field == "rate" else [1 / ratio for ratio in ratios]
@@ -238,7 +237,7 @@ def print_table(figures: list[dict[str, Any]]) -> None:
 
 
 def make_model(folder: Path) -> Path:
-    """ResNet-50 of 1,000 classes, trained for one step and exported as anybody would."""
+    """ResNet-50 with 1,000 classes, trained for one step and exported with the defaults."""
     train = ["train", "synthetic-resnet50", "--steps", "1", "--batch-size", "2", "--device", "cpu"]
     train += ["--run-dir", str(folder / "run"), "--validation-mode", "none", "--lr", "0.001"]
     export = ["export", str(folder / "run"), "--format", "onnx", "--out", str(folder / "m.onnx")]
@@ -248,7 +247,7 @@ def make_model(folder: Path) -> Path:
 
 
 def find_input_shape(file: Path) -> tuple[int, ...]:
-    """Of one image."""
+    """The input shape of one image."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])

@@ -23,12 +23,12 @@ sys.path.insert(0, str(HERE.parent / "tests" / "serve"))
 from http_load import Connections, build_request  # noqa: E402
 
 SERVER_CORE = 0
-MOST_ERROR = 1e-4  # of logits, over the largest
+MOST_ERROR = 1e-4  # of logits, relative to the largest
 READY_S = 120.0
 
 
 class Side(NamedTuple):
-    """A process that answers, and what to send it."""
+    """A server process, and what to send to it."""
 
     name: str
     process: subprocess.Popen[str]
@@ -42,7 +42,7 @@ class Side(NamedTuple):
 
 @contextmanager
 def start(words: list[str], **pipes: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process group on the core of the servers, ended with everything it started."""
+    """A process group on the servers' core, ended with everything it started."""
     process = subprocess.Popen(
         ["taskset", "--cpu-list", str(SERVER_CORE), *words],
         start_new_session=True,
@@ -64,7 +64,7 @@ def start(words: list[str], **pipes: Any) -> Iterator[subprocess.Popen[str]]:
 
 @contextmanager
 def turn(process: subprocess.Popen[str]) -> Iterator[None]:
-    """The process runs; before and after, it is stopped."""
+    """Within the block the process runs; otherwise it is stopped."""
     os.killpg(process.pid, signal.SIGCONT)
     try:
         yield
@@ -73,12 +73,12 @@ def turn(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def read_cpu_s(process: subprocess.Popen[str]) -> float:
-    """The seconds that the processes of its group have computed."""
+    """The CPU seconds of the processes of its group."""
     seconds = 0.0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             if int(stat.read_text().rpartition(")")[2].split()[2]) == process.pid:
-                # the clock of another process, as clock_getcpuclockid(3) makes it of its number
+                # the CPU clock of another process, derived from its id like clock_getcpuclockid(3)
                 seconds += time.clock_gettime((~int(stat.parent.name) << 3) | 2)
         except OSError:  # ended meanwhile
             continue
@@ -86,14 +86,14 @@ def read_cpu_s(process: subprocess.Popen[str]) -> float:
 
 
 def find_free_port() -> int:
-    """A port of loopback that nobody uses."""
+    """A free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def wait_for(port: int, path: str, process: subprocess.Popen[str]) -> None:
-    """Until the server answers anything but 503."""
+    """Wait until the server answers anything but 503."""
     end = time.monotonic() + READY_S
     while time.monotonic() < end:
         try:
@@ -114,7 +114,7 @@ def wait_for(port: int, path: str, process: subprocess.Popen[str]) -> None:
 
 
 def open_direct(stack: ExitStack, file: Path) -> subprocess.Popen[str]:
-    """onnxruntime alone, which takes orders on its input."""
+    """onnxruntime alone, controlled through its standard input."""
     words = [sys.executable, str(HERE / "peer_servers.py"), "direct", str(file)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     process = stack.enter_context(start(words, **pipes))
@@ -123,7 +123,7 @@ def open_direct(stack: ExitStack, file: Path) -> subprocess.Popen[str]:
 
 
 def open_phalanx(stack: ExitStack, file: Path, batch: int, images: np.ndarray) -> Side:
-    """Our server, asked by the Open Inference Protocol with binary tensors."""
+    """Our server, through the Open Inference Protocol with binary tensors."""
     port = find_free_port()
     words = ["serve", str(file), "--port", str(port), "--max-batch", str(batch)]
     process = stack.enter_context(start([sys.executable, "-m", "phalanx", *words, "--name", "m"]))
@@ -160,7 +160,7 @@ def open_peer(stack: ExitStack, name: str, file: Path, batch: int, images: np.nd
 
 
 def check_logits(sides: list[Side]) -> None:
-    """All sides give the same logits for the same image, or there is nothing to compare."""
+    """Raise unless all sides give the same logits for the same image."""
 
     async def ask(side: Side) -> np.ndarray:
         status, headers, body = await Connections(side.port).exchange(side.requests[0])

@@ -3,8 +3,9 @@
 python scripts/show_formats.py FOLDER --out DIR [--image-size 48] [--epochs-fed 10]
 
 FOLDER holds train/CLASS and validation/CLASS. Each form is built from it by `phalanx data build`
-(parquet by this script, if pyarrow is installed) and trained on for one epoch by `phalanx train`, with all images and the same options. The second table tells what the
-reading processes hold in memory while ten epochs are fed.
+(parquet by this script, if pyarrow is installed) and trained on for one
+epoch by `phalanx train`, with all images and the same options. The second table shows the memory of
+the reading processes over ten epochs of batches.
 """
 
 import argparse
@@ -39,7 +40,7 @@ BUILT = {
 BATCH = 59  # 3,068 images are 52 steps of it: an epoch takes every image once
 SAMPLED_STEPS = 8
 WORKERS = 2
-ROW_GROUP = 16  # rows; to read an image of a parquet file is to read its group
+ROW_GROUP = 16  # rows; reading an image of a parquet file means reading its group
 PARQUET_NAMES = {"train": "train", "valid": "validation"}
 COLUMNS = (
     *("form", "disk", "built in", "images", "encoded anew", "files the same", "order the same"),
@@ -49,7 +50,7 @@ COLUMNS = (
 
 @dataclass(kw_only=True)
 class Row:
-    """What is known of one form."""
+    """The results of one form."""
 
     form: str
     folder: Path
@@ -58,7 +59,7 @@ class Row:
 
 
 def phalanx(*words: object) -> str:
-    """What a command prints; raises when it fails."""
+    """The output of a command; raises if it fails."""
     line = [sys.executable, "-m", "phalanx", *map(str, words)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -67,7 +68,7 @@ def phalanx(*words: object) -> str:
 
 
 def build_all(source: Path, out: Path) -> Iterator[Row]:
-    """The source, and each form that is built from it."""
+    """The source, and each form built from it."""
     yield Row(form="source", folder=source)
     for form, words in BUILT.items():
         folder = out / form.replace(", ", "-")
@@ -104,7 +105,7 @@ def write_parquet(source: Path, out: Path) -> None:
 
 
 def disk_bytes(row: Row) -> int:
-    """What the images take on the disk; of the source, the two splits that are converted."""
+    """The size of the images on disk; for the source, of the two splits that are converted."""
     found = find_split_folders(row.folder)
     splits = [found.find(split) for split in SPLITS] if row.form == "source" else []
     places = [place for place in splits if place is not None] or [row.folder]
@@ -149,7 +150,7 @@ def sample_batches(spec: InputSpec) -> list[Batch]:
 
 
 def same_order(batches: list[Batch], wanted: list[Batch]) -> bool:
-    """Whether all batches hold images of the same numbers and labels."""
+    """Whether all batches hold images with the same indices and labels."""
     return all(
         np.array_equal(mine.indices, its.indices) and np.array_equal(mine.labels, its.labels)
         for mine, its in zip(batches, wanted, strict=True)
@@ -157,7 +158,7 @@ def same_order(batches: list[Batch], wanted: list[Batch]) -> bool:
 
 
 def largest_difference(batches: list[Batch], wanted: list[Batch]) -> int:
-    """How far apart two pixels at one place are at most, of 255."""
+    """The largest difference of two corresponding pixels, in 255ths."""
     return max(
         int(np.abs(mine.pixels.astype(np.int16) - its.pixels).max())
         for mine, its in zip(batches, wanted, strict=True)
@@ -177,7 +178,7 @@ def train(row: Row, run: Path, image_size: int) -> dict[str, object]:
 
 
 def resident_mib() -> float:
-    """What this process and its workers hold in memory."""
+    """The resident memory of this process and its workers."""
     own = os.getpid()
     children = Path(f"/proc/{own}/task/{own}/children").read_text(encoding="utf-8").split()
     total = 0
@@ -206,7 +207,7 @@ def feed(spec: InputSpec, epochs: int) -> list[float]:
 
 
 def show_forms(rows: list[Row], out: Path, image_size: int) -> None:
-    """The first table, a line as soon as it is known."""
+    """Print the first table line by line, as results arrive."""
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     files: list[tuple[int, str]] = []
     batches: list[Batch] = []
@@ -229,7 +230,7 @@ def show_forms(rows: list[Row], out: Path, image_size: int) -> None:
 
 
 def show_memory(rows: list[Row], image_size: int, epochs: int) -> None:
-    """The second table."""
+    """Print the second table."""
     print(f"\nMiB of this process and {WORKERS} workers, after an epoch")
     print("| form | 1 | 2 | middle | last | last over 2 |")
     print("|---|---:|---:|---:|---:|---:|")

@@ -2,9 +2,9 @@
 
     python scripts/time_passes.py resnet50:224:256:float16 [--norm group]
 
-Prints a line of JSON for each result: seconds to compile and to choose, the difference of the first
-gradients from those of plain modules, as one vector; milliseconds of a pass in both directions
-(median, fastest and slowest of the rounds, the two in turns), images a second, peak memory, and the
+Prints a line of JSON for each result: seconds to compile and to choose kernels; the difference of
+the first gradients, as one vector, from those of plain modules; milliseconds of forward and
+backward (median, fastest and slowest of alternating rounds), images/s, peak memory, and the
 kernels' time. No update is included. With --compile-only nothing is timed.
 """
 
@@ -52,7 +52,7 @@ def build(name: str, *, norm: str | None, fused: bool, half: torch.dtype) -> Uni
 
 
 def make_pass(model: UnitModel, images: Tensor, half: torch.dtype) -> Pass:
-    """Forward and backward with given noise; gradients are left where they are."""
+    """Forward and backward with fixed noise; gradients stay in place."""
     batch = len(images)
     labels = torch.arange(batch, device="cuda") % 1000
     torch.manual_seed(1)
@@ -137,7 +137,7 @@ def measure(case: str, args: argparse.Namespace) -> None:
     loss = run().item()
     say(case=case, loss=loss, choose_s=round(time.perf_counter() - began, 1))
     own = join_gradients(model)
-    graphs, peaks, kept = {}, {}, []  # kept: a graph reads and writes what its pass holds
+    graphs, peaks, kept = {}, {}, []  # kept: a graph uses the memory that its pass holds
     for kind in ("fused",) if args.no_plain else ("fused", "plain"):
         if kind == "plain":
             model = build(name, norm=args.norm, fused=False, half=half)

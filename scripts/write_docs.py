@@ -1,4 +1,4 @@
-"""Write what is generated: six pages of docs/ and the sizes of the models."""
+"""Write the generated files: six pages of docs/ and the sizes of the models."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -288,7 +288,7 @@ def port_page() -> str:
 def dialect_section(dialect: Dialect, above: Sequence[Dialect]) -> str:
     """A program: where its README and code differ, and the options of its scripts.
 
-    above: the programs that the page has already; what is theirs too is not listed again.
+    above: the programs already on the page; options that they share are not listed again.
     """
     known = f" (`--dialect {dialect.name}`)" if dialect.name in DIALECTS else ""
     parts = [f"## {dialect.title[0].upper()}{dialect.title[1:]}{known}"]
@@ -314,7 +314,7 @@ def dialect_section(dialect: Dialect, above: Sequence[Dialect]) -> str:
 def find_largest_overlap(
     rows: Sequence[OldOption], tables: Mapping[str, Sequence[OldOption]]
 ) -> tuple[str, Sequence[OldOption]]:
-    """Which table above has most of the rows, said in a heading, and that table; or none."""
+    """The heading of the earlier table that has most of the rows, and that table; or none."""
     for name, table in tables.items():
         if sum(row in table for row in rows) > len(rows) / 2:
             return f" (and the options of {name})", table
@@ -322,9 +322,9 @@ def find_largest_overlap(
 
 
 def old_table(rows: Iterable[OldOption]) -> str:
-    """Options, what each is without a value, and what becomes of it."""
+    """Options, the default of each, and what it becomes."""
     lines = ["| option | default there | here | how or why |", "|---|---|---|---|"]
-    alike: dict[tuple[str, str, str], list[str]] = {}  # options with one fate share a line
+    alike: dict[tuple[str, str, str], list[str]] = {}  # options with the same outcome share a line
     for row in rows:
         names = [f"`{'-' if n in SHORT else '--'}{n}`" for n in row.names]
         default = row.default or ""
@@ -350,9 +350,9 @@ def bench_page(folder: Path = BENCH) -> str:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A file of results: by hand, as `bench train --json` prints it or `bench --spec` writes it."""
+    """A results file: handwritten, from `bench train --json`, or from `bench --spec`."""
     text = path.read_text(encoding="utf-8")
-    lines = text.splitlines() if text.count("\n{") else [text]  # an object a line, or one in all
+    lines = text.splitlines() if text.count("\n{") else [text]  # an object per line, or one in all
     result = json.loads(lines[0])
     if "kind" in result:
         measured = [json.loads(line) for line in lines]
@@ -376,7 +376,7 @@ def read_result(path: Path) -> dict[str, Any]:
 def describe_measurements(
     found: list[tuple[str, dict[str, Any]]], *, command: str
 ) -> dict[str, Any]:
-    """Results of benchmarks, with the names of their variants, in the form of those by hand."""
+    """Results of benchmarks with their variants' names, in the form of handwritten ones."""
     one = found[0][1]
     where = one["environment"]
     verb = "Training" if one["kind"] == "train" else "Inference"
@@ -418,7 +418,7 @@ def figure(what: str, value: Any, unit: str, n: int | None = None) -> dict[str, 
 
 
 def result_section(result: dict[str, Any]) -> str:
-    """One measurement: what it takes to repeat it, and its figures."""
+    """One measurement: what is needed to repeat it, and its figures."""
     versions = ", ".join(
         f"{NAMES.get(name, name)} {version or NOT_RECORDED}"
         for name, version in result["versions"].items()
@@ -449,14 +449,14 @@ def figure_row(one: dict[str, Any]) -> str:
 
 
 def number(value: Any) -> str:
-    """A number as people write it; words as they are."""
+    """A number, formatted for reading; text as it is."""
     if isinstance(value, str):
         return value
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def sizes_text() -> str:
-    """catalog/sizes.json, a line a model."""
+    """catalog/sizes.json, a line per model."""
     rows = (
         f"  {json.dumps(name)}: {json.dumps(vars(count_size(variant)[0]))}"
         for name, variant in MODELS.items()
@@ -465,7 +465,7 @@ def sizes_text() -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file and say which."""
+    """Replace a file and print its name."""
     path.write_text(text, encoding="utf-8")
     print(path)
 

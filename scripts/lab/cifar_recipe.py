@@ -1,12 +1,12 @@
-"""What each idea of airbench is worth: the recipe of cifar10-94 in plain torch, with one changed.
+"""What each idea of airbench contributes: the recipe of cifar10-94 in plain torch, varied.
 
     python scripts/lab/cifar_recipe.py DIR [--names ours,ours-shift2,...] [--seeds 0,1]
         [--epochs 24] [--seconds 60] [--out FILE.jsonl]
 
 DIR holds CIFAR-10's binary files. `ours` is what the preset does, `paper` all of airbench94 (K.
 Jordan 2024) at its own 9.9 epochs; the others are `ours` with one or two ideas of the paper. Each
-run is scored with the image alone, with its mirror image, and over six crops. One CUDA graph a
-step; on a CPU it runs a few steps, to see that it does. Nothing of Phalanx is used.
+run is scored with the image alone, with its mirror image, and over six crops. One CUDA graph per
+step; on a CPU only a few steps are run, as a test. Nothing of Phalanx is used.
 """
 
 import argparse
@@ -30,7 +30,7 @@ LOOKAHEAD_STEPS = 5
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that a run depends on; the defaults are those of the preset."""
+    """Everything that a run depends on; the defaults are those of the preset."""
 
     epochs: float = 24.0
     batch: int = 1000
@@ -40,13 +40,13 @@ class Recipe:
     bias_scale: float = 64.0
     bias_decays: bool = False
     norm_weights: bool = True  # are trained, without decay
-    stem_bias_epochs: float = 0.0  # in which the first layer has a bias that learns
+    stem_bias_epochs: float = 0.0  # in which the first layer has a trainable bias
     shift: int = 4
     reflects: bool = False
     alternates: bool = False  # mirrored in every other epoch, not at random
     lookahead: bool = False
     ema: float = 0.0
-    start: float = 0.0  # of the rate, as a share of the peak
+    start: float = 0.0  # learning rate at the start, as a share of the peak
     end: float = 0.0
     half: torch.dtype = torch.bfloat16
 
@@ -97,13 +97,13 @@ class Pair(nn.Module):
             nn.init.dirac_(conv.weight.data[: conv.in_channels])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Half the edge."""
+        """The block's output, with half the edge."""
         x = F.gelu(self.norm1(F.max_pool2d(self.conv1(x), 2)))
         return F.gelu(self.norm2(self.conv2(x)))
 
 
 class Network(nn.Module):
-    """Whitening, three pairs, largest value, linear."""
+    """Whitening, three pairs, global max-pool, linear."""
 
     def __init__(self, images: Tensor) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Network(nn.Module):
 
 
 class Step:
-    """One step on memory that stays where it is, so that a graph may replay it."""
+    """One step on static memory, so that a graph can replay it."""
 
     def __init__(self, network: Network, recipe: Recipe) -> None:
         self._network, self._recipe = network, recipe
@@ -202,7 +202,7 @@ def augment(images: Tensor, mirrored: Tensor, recipe: Recipe, generator: torch.G
     count, shift = len(images), recipe.shift
     images = torch.where(mirrored.view(-1, 1, 1, 1), images.flip(3), images)
     mean, std = (torch.tensor(v, device=DEVICE).view(3, 1, 1) for v in (MEAN, STD))
-    black = mean / std  # what black is below the mean
+    black = mean / std  # minus this is black after normalisation
     if recipe.reflects:
         padded = F.pad(images, (shift,) * 4, "reflect")
     else:
@@ -214,7 +214,7 @@ def augment(images: Tensor, mirrored: Tensor, recipe: Recipe, generator: torch.G
 
 
 def rate_at(recipe: Recipe, step: int, total: int) -> float:
-    """A triangle."""
+    """A triangular schedule."""
     warm = int(total * 0.23)
     if step < warm:
         return recipe.lr * (recipe.start + (1 - recipe.start) * step / warm)
@@ -223,7 +223,7 @@ def rate_at(recipe: Recipe, step: int, total: int) -> float:
 
 @torch.inference_mode()
 def score(network: Network, images: Tensor, labels: Tensor, half: torch.dtype) -> list[float]:
-    """Shares of right answers: of the image, with its mirror image, over six crops."""
+    """Accuracies: of the image, with its mirror image, over six crops."""
 
     def both(x: Tensor) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
@@ -242,7 +242,7 @@ def score(network: Network, images: Tensor, labels: Tensor, half: torch.dtype) -
 
 
 def train(recipe: Recipe, seed: int, train_set: tuple[Tensor, Tensor]) -> tuple[Network, float]:
-    """One run: the network, and the seconds it took."""
+    """Train once; returns the network and the seconds it took."""
     images, labels = train_set
     torch.manual_seed(seed)
     generator = torch.Generator(DEVICE).manual_seed(seed)
@@ -280,7 +280,7 @@ def train(recipe: Recipe, seed: int, train_set: tuple[Tensor, Tensor]) -> tuple[
 
 @torch.no_grad()
 def follow(slow: list[Tensor], state: list[Tensor], recipe: Recipe, done: int, total: int) -> None:
-    """Let the slow weights take in the others; with lookahead these then jump back to them."""
+    """Move the slow weights towards the others; with lookahead these are then reset to them."""
     if recipe.lookahead and done % LOOKAHEAD_STEPS == 0:
         kept = 0.95**LOOKAHEAD_STEPS * (done / total) ** 3
         torch._foreach_lerp_(slow, state, 1 - kept)
@@ -290,7 +290,7 @@ def follow(slow: list[Tensor], state: list[Tensor], recipe: Recipe, done: int, t
 
 
 def main() -> None:
-    """A line of JSON for each run, and the means."""
+    """Print a line of JSON for each run, and the means."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("dir", type=Path)
     parser.add_argument("--names", type=lambda text: text.split(","), default=[*RECIPES])

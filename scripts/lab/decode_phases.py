@@ -1,4 +1,4 @@
-"""Where the time of a step goes while cores and GPU decode its photographs together.
+"""Where a step spends its time while CPU cores and GPU decode its photographs together.
 
     python scripts/lab/decode_phases.py DIR [--share 0.4] [--steps 150] [--option=value ...]
 
@@ -42,7 +42,7 @@ SECONDS: Counter[str] = Counter()
 
 
 def time_phase(name: str) -> None:
-    """Have every call of a phase add its time."""
+    """Wrap a phase so that every call adds its time."""
     owner, function = PHASES[name]
     plain: Callable[..., Any] = getattr(owner, function)
 

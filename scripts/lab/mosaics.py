@@ -1,4 +1,4 @@
-"""Small images in few bytes, to take along to a machine that nothing else reaches.
+"""Small images packed in few bytes, to carry to a machine without a network.
 
     python scripts/lab/mosaics.py pack-cifar DIR OUT [--parts 4] [--lossy]
     python scripts/lab/mosaics.py unpack-cifar OUT DIR
@@ -9,7 +9,7 @@ CIFAR-10's binary files become mosaics of 1,000 images, WebP without loss (97 Mi
 (--lossy: 36 dB, 26 MiB); unpacked without loss, their md5 sums are the published ones. Class
 folders of photographs of 64 x 64 pixels, train/ and val/, become mosaics of 256, AVIF, and are
 unpacked as JPEG files; classes get numbers in place of their names. OUT is a folder of parts, which
-may be carried one after the other: unpacking goes on where the parts before it ended.
+may be carried one after the other: unpacking continues where the earlier parts ended.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 def join(images: NDArray[np.uint8], **options: Any) -> bytes:
-    """Images [N, S, S, 3] as one, encoded."""
+    """Images [N, S, S, 3] as one encoded mosaic."""
     side = images.shape[1]
     across = ACROSS[side]
     full = np.zeros((across * across, side, side, 3), np.uint8)
@@ -62,7 +62,7 @@ def cut(data: bytes, count: int, side: int) -> NDArray[np.uint8]:
 
 
 def write_parts(pieces: list[Piece], out: Path, count: int) -> None:
-    """Files of about as many pieces each."""
+    """Write files with about equally many pieces each."""
     out.mkdir(parents=True, exist_ok=True)
     each = -(-len(pieces) // count)
     for part in range(count):
@@ -73,7 +73,7 @@ def write_parts(pieces: list[Piece], out: Path, count: int) -> None:
 
 
 def read_parts(folder: Path) -> Iterator[Piece]:
-    """The pieces of all parts that are there."""
+    """The pieces of all existing parts."""
     for path in sorted(folder.glob("part-*.bin")):
         content, at = path.read_bytes(), 0
         while at < len(content):
@@ -85,7 +85,7 @@ def read_parts(folder: Path) -> Iterator[Piece]:
 
 
 def pack_cifar(words: argparse.Namespace) -> None:
-    """From binary files to parts."""
+    """Pack binary files into parts."""
     exact = {"format": "WEBP", "lossless": True, "quality": 100, "method": 4}
     lossy = {"format": "AVIF", "quality": 84, "subsampling": "4:4:4", "speed": 6}
     pieces = []
@@ -100,7 +100,7 @@ def pack_cifar(words: argparse.Namespace) -> None:
 
 
 def unpack_cifar(words: argparse.Namespace) -> None:
-    """From parts to binary files, and their md5 sums."""
+    """Unpack parts into binary files, and print their md5 sums."""
     words.target.mkdir(parents=True, exist_ok=True)
     for name, first, labels, data in read_parts(words.source):
         path = words.target / f"{name}.bin"
@@ -115,7 +115,7 @@ def unpack_cifar(words: argparse.Namespace) -> None:
 
 
 def pack_photos(words: argparse.Namespace) -> None:
-    """From class folders to parts; every part holds photographs of all classes."""
+    """Pack class folders into parts; every part holds photographs of all classes."""
     classes = sorted(path.name for path in (words.source / "train").iterdir())
     options = {"format": "AVIF", "quality": words.quality, "subsampling": "4:2:0", "speed": 6}
     pieces = []
@@ -131,7 +131,7 @@ def pack_photos(words: argparse.Namespace) -> None:
 
 
 def write_photos(job: tuple[Piece, Path]) -> int:
-    """The photographs of a piece as files."""
+    """Write the photographs of a piece as files."""
     (split, first, labels, data), target = job
     for number, (label, image) in enumerate(zip(labels, cut(data, len(labels), 64), strict=True)):
         folder = target / split / f"c{label:03}"
@@ -141,14 +141,14 @@ def write_photos(job: tuple[Piece, Path]) -> int:
 
 
 def unpack_photos(words: argparse.Namespace) -> None:
-    """From parts to class folders, on all cores."""
+    """Unpack parts into class folders, on all cores."""
     with Pool() as pool:
         jobs = ((piece, words.target) for piece in read_parts(words.source))
         print(f"{sum(pool.imap_unordered(write_photos, jobs)):,} photographs")
 
 
 def main() -> None:
-    """One of the four."""
+    """Run one of the four commands."""
     parser = argparse.ArgumentParser(description=__doc__)
     ways = {
         "pack-cifar": pack_cifar,

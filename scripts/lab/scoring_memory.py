@@ -2,8 +2,8 @@
 
     python scripts/lab/scoring_memory.py [--model resnet50] [--batch 256]
 
-Prints, for each phase, the GiB that are in use after it and the most that were during it; once with
-cuDNN trying its algorithms, and once without.
+Prints, for each phase, the GiB in use after it and the peak during it; once with cuDNN's
+benchmarking of algorithms, and once without.
 """
 
 import argparse
@@ -20,7 +20,7 @@ GIB = 2**30
 
 
 def report(phase: str) -> None:
-    """One row, and a new peak from here on."""
+    """Print one row, and reset the peak."""
     torch.cuda.synchronize()
     used, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
     reserved = torch.cuda.memory_reserved()
@@ -49,7 +49,7 @@ def measure(model: str, batch: int) -> None:
 
 
 def main() -> None:
-    """Measure with trials and without."""
+    """Measure with benchmarking and without."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--batch", type=int, default=256)

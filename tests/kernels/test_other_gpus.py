@@ -72,7 +72,7 @@ def compiler(request, monkeypatch, tmp_path_factory):
             import_module(module.name)
     capability, multiprocessors, shared_kib = GPUS[request.param]
     found = Compiler(capability, shared_kib * 2**10)
-    here = gpu.Gpu(multiprocessors, found.shared_bytes, has_copy_engine=capability >= 90)
+    here = gpu.Gpu(multiprocessors, found.shared_bytes, has_tma=capability >= 90)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # tensors on the CPU are as good as any
     monkeypatch.setattr(gpu, "_INTERPRETER", here)

@@ -1,4 +1,4 @@
-"""Blocks of work and their rates: when the warm-up is over, and how much work makes a block."""
+"""Blocks of work and their rates: when the warm-up is over, and how long a block is."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,15 +7,15 @@ from math import ceil, inf
 from phalanx.bench.energy import EnergyMeter
 
 _FEWEST_BLOCKS = 3
-_SINGLE_TURNS = 3  # are timed one by one, and are the least warm-up; then ever more together
-_LEAST_S = 1e-9  # for clocks that stand still
+_SINGLE_TURNS = 3  # turns timed one by one, the minimum warm-up; then more and more together
+_LEAST_S = 1e-9  # for clocks that do not advance
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
     """How long a benchmark warms up and measures, and in how many blocks.
 
-    Work that is slow gets fewer blocks, but at least three.
+    Slow work gets fewer blocks, but at least three.
     """
 
     warmup_s: float = 3.0
@@ -25,16 +25,16 @@ class Timing:
 
 @dataclass(kw_only=True)
 class BlockClock:
-    """Cuts work into blocks, and keeps their rates.
+    """Splits work into blocks, and keeps their rates.
 
-    A turn is one step, or one batch of every rank. Ask `is_end` after each, and where it says yes,
-    call `end_block` once the device has done its work.
+    A turn is one step, or one batch of every rank. Call `is_end` after each; if it returns True,
+    call `end_block` once the device has finished.
     """
 
     timing: Timing
     energy: EnergyMeter
-    done: Callable[[int, int], None]  # called with the blocks measured, and with all
-    most_turns: int | None = None  # where the work ends by itself
+    done: Callable[[int, int], None]  # called with the number of blocks measured, and of all blocks
+    most_turns: int | None = None  # if the work ends by itself
     next_end: int = 1  # the turn that ends the block
     rates: list[float] = field(default_factory=list)  # images/s of each block
     images: int = 0  # of all blocks
@@ -59,7 +59,7 @@ class BlockClock:
         return turn == self.next_end
 
     def end_block(self, turn: int, images: int, busy_s: float) -> None:
-        """A block of so many images is done, in so many seconds: the same figures in all ranks."""
+        """End a block of so many images in so many seconds; all ranks pass the same figures."""
         took_s, turns, self._last_end = max(busy_s, _LEAST_S), turn - self._last_end, turn
         if self._turns:
             self.rates.append(images / took_s)
@@ -77,7 +77,7 @@ class BlockClock:
         self.next_end = turn + (self._turns or max(1, turn - _SINGLE_TURNS))
 
     def _warm_up(self, turn: int, images: int) -> None:
-        """Count what came before the first block, and see whether that begins now."""
+        """Count what came before the first block, and start that block once warm."""
         self._warm_images += images
         if turn < _SINGLE_TURNS or self.warmup_s < self.timing.warmup_s:
             return

@@ -1,4 +1,4 @@
-"""What --determinism costs: steps/s of each of its values, in turns, a process for each."""
+"""What --determinism costs: steps/s of each value, in interleaved blocks, one process each."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -29,7 +29,7 @@ _NOTES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Rates of the values of --determinism over that of off."""
+    """Rates of the values of --determinism, divided by that of off."""
 
     ratios: dict[str, Ratio]  # by value, in steps/s
     device: str
@@ -37,7 +37,7 @@ class Cost:
 
     @property
     def note(self) -> str:
-        """What to know of ratios on this device."""
+        """What to know about ratios on this device."""
         return _NOTES[torch.device(self.device).type]
 
     def facts(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Cost:
 def measure_determinism(
     settings: Settings, *, pairs: int, steps: int, done: Callable[[str, int], None]
 ) -> Cost:
-    """Steps/s of seeded and of strict over those of off, on made-up images, in paired blocks."""
+    """Steps/s of seeded and strict over those of off, on synthetic images, in paired blocks."""
     plan, _ = plan_run(settings, without_data=True)
     device = prepare_torch(plan)
     with ExitStack() as stack:
@@ -69,7 +69,7 @@ def measure_determinism(
             for name in DETERMINISM
         }
         for block in blocks.values():
-            block()  # caches fill, kernels are chosen
+            block()  # fills caches, chooses kernels
         ratios = {
             name: measure_pairs(
                 blocks[name], blocks[_BESIDE], pairs=pairs, done=partial(done, name)
@@ -82,17 +82,17 @@ def measure_determinism(
 
 @contextmanager
 def _own_process(settings: Settings, plan: Plan, steps: int) -> Iterator[Callable[[], int]]:
-    """A call that takes so many steps in a process where no kernel was ever chosen before.
+    """A call that takes so many steps in a new process, in which no kernel was chosen before.
 
-    In one process cuDNN would give all what it chose for the first, and cuBLAS reads its
-    settings once.
+    In one process, cuDNN would reuse for all what it chose for the first, and cuBLAS reads its
+    settings only once.
     """
     with SpawnExecutor(1) as process:
         process.submit(prepare_process, settings, plan).result()
         yield lambda: process.submit(take_steps, steps).result()
 
 
-_STEP: list[Callable[[], int]] = []  # the one step that such a process takes
+_STEP: list[Callable[[], int]] = []  # the training step of such a process
 
 
 def prepare_process(settings: Settings, plan: Plan) -> None:
@@ -104,7 +104,7 @@ def prepare_process(settings: Settings, plan: Plan) -> None:
 
 
 def take_steps(count: int) -> int:
-    """Take so many, and wait for them."""
+    """Take so many steps, and wait for the device."""
     for _ in range(count):
         _STEP[0]()
     if torch.cuda.is_initialized():

@@ -1,4 +1,4 @@
-"""The energy that devices have used, by counters of their own, and how fast they run."""
+"""The energy that devices have used, by their own counters, and their clock rate."""
 
 import ctypes
 from collections.abc import Callable
@@ -11,13 +11,13 @@ import torch
 _NVML = "libnvidia-ml.so.1"
 _RAPL = Path("/sys/class/powercap")
 _MILLI, _MICRO = 1e-3, 1e-6
-_SM_CLOCK = 1  # of the kinds that NVML knows
+_SM_CLOCK = 1  # NVML's number of this kind of clock
 
 
 class EnergyMeter:
     """Joules from `start` on: of a GPU by NVML, of a processor by RAPL.
 
-    A processor's counter is of all that runs on it; only one rank of a host may ask.
+    A processor's counter covers all that runs on it; only one rank per host may read it.
     """
 
     def __init__(self, device: torch.device, *, rapl: Path = _RAPL) -> None:
@@ -35,26 +35,26 @@ class EnergyMeter:
         self._first = self._read()
 
     def read(self) -> float | None:
-        """Joules since the start; None where the device does not say."""
+        """Joules since the start; None if the device does not report them."""
         first, last = self._first, self._read()
         if first is None or last is None or first.keys() != last.keys():
             return None
         used = {name: last[name] - first[name] for name in first}
-        # a processor's counter begins again at zero about once an hour
+        # a processor's counter wraps around about once an hour
         return sum(
             one + (self._ranges.get(name, 0.0) if one < 0 else 0.0) for name, one in used.items()
         )
 
 
 def _read_packages(rapl: Path, file: str = "energy_uj") -> dict[str, float] | None:
-    """A figure of each processor package in joules; None where nobody may read it."""
+    """A counter of each processor package in joules; None if it may not be read."""
     found = {}
     for package in sorted(rapl.glob("intel-rapl:[0-9]*")):
-        if package.name.count(":") > 1:  # a part of a package, counted there already
+        if package.name.count(":") > 1:  # a domain of a package, included there already
             continue
         try:
             if not (package / "name").read_text().startswith("package"):
-                continue  # psys: the whole machine, with the packages in it
+                continue  # psys: the whole machine, including its packages
             found[package.name] = int((package / file).read_text()) * _MICRO
         except (OSError, ValueError):
             return None
@@ -63,7 +63,7 @@ def _read_packages(rapl: Path, file: str = "energy_uj") -> dict[str, float] | No
 
 @cache
 def _open_nvml() -> Any:
-    """The driver's library, ready for questions; None where there is none."""
+    """The driver's NVML library, initialised; None if there is none."""
     try:
         library = ctypes.CDLL(_NVML)
     except OSError:
@@ -72,11 +72,11 @@ def _open_nvml() -> Any:
 
 
 def _find_gpu(device: torch.device) -> tuple[Any, ctypes.c_void_p, str] | None:
-    """The driver's library, its handle of a GPU, and the GPU's own name; None where it has none."""
+    """NVML, its handle of a GPU, and the GPU's name; None if it has none."""
     library = _open_nvml()
     if library is None:
         return None
-    # the driver numbers devices otherwise than CUDA does
+    # NVML and CUDA number devices differently
     uuid, handle = f"GPU-{torch.cuda.get_device_properties(device).uuid}", ctypes.c_void_p()
     if library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
         return None
@@ -95,7 +95,7 @@ def _read_gpu(device: torch.device) -> dict[str, float] | None:
 
 
 def read_clock_mhz(device: torch.device) -> int | None:
-    """How fast a GPU's multiprocessors run now; None where the device does not say."""
+    """The current SM clock of a GPU; None if the device does not report it."""
     found = _find_gpu(device) if device.type == "cuda" else None
     megahertz = ctypes.c_uint()
     if found is None or found[0].nvmlDeviceGetClockInfo(

@@ -1,7 +1,7 @@
-"""What --engine lightning costs: both engines train on the same batches, in turns, in one process.
+"""What --engine lightning costs: both engines train alternately in one process, on equal batches.
 
-A block is so many steps of a run; only those after its first are timed. So a Trainer's own start,
-which a real run pays once, does not count, and everything that it does between steps does.
+A block is a number of steps of a run, of which all but the first are timed. So the start of a
+Trainer, which a real run pays for once, does not count; what it does between steps does.
 """
 
 import os
@@ -30,15 +30,15 @@ from phalanx.plan.layout import describe_layout
 
 @dataclass(frozen=True, kw_only=True)
 class EngineComparison:
-    """The rate of the Lightning engine over that of the native loop, and both sets of weights."""
+    """The rate of the Lightning engine over that of the native loop, and both final weights."""
 
     ratio: Ratio  # in images/s
     steps: int  # in a block
-    steps_trained: int  # by each engine in all
-    hashes: tuple[str, str]  # of the weights in the end: lightning, native
-    largest_difference: float  # between two numbers of the weights
+    steps_trained: int  # by each engine in total
+    hashes: tuple[str, str]  # of the final weights: lightning, native
+    largest_difference: float  # between corresponding weights
     model: str
-    layout: str  # in words, where there is more than one replica
+    layout: str  # in words, if there are several replicas
     device: str
 
     @property
@@ -48,7 +48,7 @@ class EngineComparison:
 
     @property
     def verdict(self) -> str:
-        """What became of the weights, in words."""
+        """How the final weights compare, in words."""
         steps = f"after {self.steps_trained:,} steps"
         if self.weights_equal:
             return f"weights {steps}: equal, bit for bit"
@@ -92,7 +92,7 @@ def measure_engines(
             runs.append(open_training(prepared, stack, stream=silence))
         fits = (choose_fit(config), fit)
         for training, engine in zip(runs, fits, strict=True):
-            _run_block(training, engine, steps)  # caches fill, kernels are chosen
+            _run_block(training, engine, steps)  # fills caches, chooses kernels
         rates: tuple[list[float], list[float]] = ([], [])
         for pair in range(pairs):
             for side in (0, 1) if pair % 2 == 0 else (1, 0):
@@ -113,7 +113,7 @@ def measure_engines(
 
 
 def _prepare(settings: Settings, folder: Path) -> PreparedRun:
-    """A run of these settings in a folder of its own; ConfigError where it needs several ranks."""
+    """A run of these settings in its own folder; ConfigError if it needs several ranks."""
     own = settings.config.run.model_copy(update={"run_dir": str(folder)})
     config = settings.config.model_copy(update={"run": own})
     prepared = prepare_new(replace(settings, config=config), line="bench engines")
@@ -127,9 +127,9 @@ def _prepare(settings: Settings, folder: Path) -> PreparedRun:
 
 
 def _run_block(training: TrainingRun, engine: Fit, steps: int) -> float:
-    """Images/s of the steps of a block, its first excepted.
+    """Images/s of the steps of a block except its first.
 
-    It neither scores nor saves: the published rate leaves both out.
+    It neither scores nor saves: the published rate excludes both.
     """
     session = training.session
     state, first, times = session.state, session.state.step + 1, list[float]()
@@ -144,7 +144,7 @@ def _run_block(training: TrainingRun, engine: Fit, steps: int) -> float:
     deps = replace(
         loop_dependencies(training),
         stop_requested=is_over,
-        save=lambda state: times.append(perf_counter()),  # what it trained was waited for
+        save=lambda state: times.append(perf_counter()),  # by then the device has finished
     )
     plan = replace(plan, save=replace(plan.save, rate=Fraction(0)))
     with suppress(Stopped):

@@ -1,4 +1,4 @@
-"""How fast images come: each stage alone, all together, and what the model could train."""
+"""How fast images arrive: each stage alone, all together, and how many the model could train."""
 
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
@@ -24,22 +24,22 @@ _WARM_UP_BATCHES = 4
 class Feeding:
     """What was measured, and what it means."""
 
-    stages: list[Rate]  # on one core, each alone
+    stages: list[Rate]  # each alone, on one core
     one_worker: float  # images/s on the device, normalised, with one process
-    workers: int  # 0 where the device makes the images itself
+    workers: int  # 0 if the device makes the images itself
     all_workers: float  # with all of them
     model: str
     needed: float  # images/s the model trains on this device
     device: str
-    gpu_could_decode: bool  # a share of the images, and does not
+    gpu_could_decode: bool  # it could decode a share of the images, but does not
 
     @property
     def scaling(self) -> float | None:
-        """What each of several workers does of what one alone does."""
+        """The rate of each of several workers, divided by that of one alone."""
         return self.all_workers / (self.one_worker * self.workers) if self.workers else None
 
     def verdict(self) -> str:
-        """Who waits for whom, and what would help."""
+        """Whether the model waits for data or the data for the model, and what would help."""
         return describe_bottleneck(
             self.all_workers,
             self.needed,
@@ -56,7 +56,7 @@ class Feeding:
 
 
 def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
-    """Time the stages and the whole; the model on made-up images of the same size."""
+    """Time the stages and the whole; the model on synthetic images of the same size."""
     plan, dataset = plan_run(settings)
     config = settings.config
     if config.data.data == "synthetic":
@@ -93,7 +93,7 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
             _time_batches(session, replace(plan, workers=count), seconds) for count in (1, workers)
         )
         step = build_synthetic_step(config, plan)
-        step()  # what the optimizer remembers is made here
+        step()  # allocates the optimizer's state
         return Feeding(
             stages=stages,
             one_worker=one,
@@ -107,7 +107,7 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
 
 
 def _time_batches(session: Session, plan: Plan, seconds: float) -> float:
-    """Images a second that arrive on the device, the first batches aside."""
+    """Images/s that arrive on the device, without the first batches."""
     whole = replace(plan, accumulation=1, micro_batch=plan.global_batch // plan.replicas)
     with session.open_feed(whole) as feed:
         steps = feed.batches_from(0)

@@ -1,4 +1,4 @@
-"""Images a second of inference, and how long a batch takes: the forward that scores and serves."""
+"""Images/s of inference, and the latency of a batch: the forward pass that scores and serves."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -20,13 +20,13 @@ from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import compute_logits
 from phalanx.errors import ConfigError
 
-_MOST_CALLS = 1000  # of one batch alone
-_LATENCY_SHARE = 0.5  # of the seconds that throughput gets
+_MOST_CALLS = 1000  # of one batch at a time
+_LATENCY_SHARE = 0.5  # of the seconds for throughput
 _PERCENTILES = {"p50": (50, 1), "p95": (95, 20), "p99": (99, 100)}  # and the calls each needs
 
 
 def measure_inference(open_session: Callable[[], Session], job: BenchJob) -> BenchResult:
-    """Answer batches until all blocks are measured; then one at a time, for the latency."""
+    """Score batches until all blocks are measured; then one at a time, for the latency."""
     make_room()
     with open_session() as session:
         refuse_large_forward(session)
@@ -46,7 +46,7 @@ def _measure(session: Session, job: BenchJob) -> BenchResult:
     with watch_ranks(session, lambda: f"a benchmark, after {done:,} batches") as beat:
         while not clock.is_over:
             count = clock.next_end - done
-            place.gather(None)  # ranks begin together
+            place.gather(None)  # ranks start together
             began, rows = perf_counter(), list[int]()
             answer(_count_rows(islice(stream, count), rows, beat))
             synchronise(session.device)
@@ -66,7 +66,7 @@ def _measure(session: Session, job: BenchJob) -> BenchResult:
 
 
 def _build_answer(session: Session) -> Callable[[Iterable[ValidBatch]], object]:
-    """What answers some batches: the model as it scores, or its stages together."""
+    """A function that scores batches: with the scoring model, or with all stages together."""
     if session.place.scores_in_stages:
         return session.evaluate
     model, options = session.find_scoring_model(), session.options
@@ -79,7 +79,7 @@ def _build_answer(session: Session) -> Callable[[Iterable[ValidBatch]], object]:
 
 
 def _repeat_batches(session: Session) -> Iterator[tuple[int, ValidBatch]]:
-    """The validation batches of this place again and again, with the images in each."""
+    """The validation batches of this rank again and again, with the number of images in each."""
     plan, place, feed = session.plan, session.place, session.scoring_feed
     images, rows = plan.valid_images, plan.valid_batch
     numbers = place.valid_share.batches(-(-images // rows))
@@ -96,7 +96,7 @@ def _repeat_batches(session: Session) -> Iterator[tuple[int, ValidBatch]]:
 def _count_rows(
     stream: Iterable[tuple[int, ValidBatch]], counts: list[int], beat: Callable[[], None]
 ) -> Iterator[ValidBatch]:
-    """The batches of a stream; what they hold is noted."""
+    """The batches of a stream; their numbers of images are appended to `counts`."""
     for rows, batch in stream:
         beat()
         counts.append(rows)
@@ -104,7 +104,7 @@ def _count_rows(
 
 
 def _time_calls(session: Session, job: BenchJob, beat: Callable[[], None]) -> dict[str, Any]:
-    """Milliseconds from a batch to its answer on the host, one batch at a time.
+    """Milliseconds from a batch to its logits on the host, one batch at a time.
 
     Synthetic images are on the device already; others are bytes on the host.
     """
@@ -125,7 +125,7 @@ def _time_calls(session: Session, job: BenchJob, beat: Callable[[], None]) -> di
 
 
 def _build_call(session: Session, *, on_device: bool) -> Callable[[], Tensor]:
-    """A call that answers one batch, and waits for it."""
+    """A call that scores one batch, and waits for it."""
     rows, size = session.plan.valid_batch, session.preprocessing.image_size
     model, options = session.find_scoring_model(), session.options
     normaliser = build_normaliser(session.preprocessing, session.scoring_device)

@@ -1,6 +1,6 @@
-"""Data of three kinds side by side, and which limits: what the images are made of, or the model.
+"""Three kinds of data side by side, and what limits the rate: the data, or the model.
 
-synthetic   noise that lies on the device: the model alone
+synthetic   noise that is on the device already: the model alone
 generated   noise made on the host, batch by batch: with loading, augmenting and copying
 real        the data itself: with reading and decoding, too
 """
@@ -13,11 +13,11 @@ from phalanx.bench.result import BenchResult
 from phalanx.units import format_count
 
 KINDS = ("synthetic", "generated", "real")
-_AS_FAST = 0.95  # of the model alone; below that it waits for data
+_AS_FAST = 0.95  # of the rate of the model alone; below that, it waits for data
 
 
 def find_limits(results: Sequence[BenchResult]) -> list[BenchResult]:
-    """The results with what limits each of them, where synthetic data was measured beside it.
+    """The results with what limits each of them, if synthetic data was measured too.
 
     Unreliable results are not compared.
     """
@@ -35,7 +35,7 @@ def find_limits(results: Sequence[BenchResult]) -> list[BenchResult]:
 
 
 def describe_limits(results: Sequence[BenchResult]) -> list[str]:
-    """Which limits, in words, and what would help: a line for each batch size that is compared."""
+    """What limits the rate, and what would help: a line for each batch size that is compared."""
     sizes = dict.fromkeys(one.micro_batch for one in results)
     lines = []
     for size in sizes:
@@ -47,7 +47,7 @@ def describe_limits(results: Sequence[BenchResult]) -> list[str]:
 
 
 def _describe_limit(by_kind: Mapping[str, BenchResult]) -> str:
-    """Which limits, of kinds of data that were measured with the same batches."""
+    """What limits the rate, from kinds of data that were measured with the same batches."""
     rates = {kind: format_count(result.median or 0.0) for kind, result in by_kind.items()}
     slow = [kind for kind in KINDS if kind in by_kind and by_kind[kind].limit == "data"]
     alone = f"the {rates['synthetic']} images/s of the model alone"

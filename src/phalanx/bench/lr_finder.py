@@ -1,4 +1,4 @@
-"""Find a learning rate: real steps whose rate grows until the loss explodes."""
+"""Find a learning rate: real steps whose learning rate grows until the loss explodes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,44 +11,44 @@ from phalanx.assemble.dataset_summary import plan_run
 from phalanx.assemble.session import Session
 from phalanx.config.read import Settings
 
-_FIRST_LOSSES = 5  # their mean is where the loss began
-_MOMENTUM = 0.8  # of the running mean that tells an explosion
-_FAR = 1.5  # times the first loss is an explosion, whatever came before
-_LOST = 0.9  # so is losing that share of what was learnt
-_FALL = 0.05  # a fall by a smaller share of the first loss is none
-_NOISE = 4.0  # nor is a change by fewer standard deviations of a step's loss
-_SMOOTHING = 25  # a point is smoothed over so many parts of the sweep to each side
+_FIRST_LOSSES = 5  # their mean is the initial loss
+_MOMENTUM = 0.8  # of the running mean that detects an explosion
+_FAR = 1.5  # times the initial loss is an explosion, whatever came before
+_LOST = 0.9  # so is losing that share of the improvement
+_FALL = 0.05  # a decrease by a smaller share of the initial loss does not count
+_NOISE = 4.0  # nor does a change by fewer standard deviations of a step's loss
+_SMOOTHING = 25  # a point is smoothed over this fraction (1/25) of the sweep to each side
 
 
 @dataclass(frozen=True, kw_only=True)
 class LrSweep:
-    """Losses of steps whose rate grew, and what they suggest."""
+    """Losses of steps whose learning rate grew, and what they suggest."""
 
     rates: tuple[float, ...]
     losses: tuple[float, ...]  # of each step, before its update
-    smooth: tuple[float, ...]  # the same, each with its neighbours
-    exploded: bool  # at the last rate; else the sweep was walked to its end
-    steepest: float | None  # where the loss fell fastest; None where it did not clearly fall
-    tenth: float | None  # of the rate it exploded at
+    smooth: tuple[float, ...]  # the same, smoothed
+    exploded: bool  # at the last rate; else the sweep was completed
+    steepest: float | None  # where the loss fell fastest; None if it did not clearly fall
+    tenth: float | None  # a tenth of the rate at which it exploded
     noise: float  # standard deviation of a step's loss
 
     @property
     def suggested(self) -> float | None:
-        """The smaller of the two rates; None where the loss did not clearly fall."""
+        """The smaller of the two rates; None if the loss did not clearly fall."""
         if self.steepest is None:
             return None
         return min(self.steepest, self.tenth or self.steepest)
 
     def facts(self) -> dict[str, Any]:
-        """Everything, for JSON; a loss that is no number is null."""
+        """Everything, for JSON; a loss that is not finite is null."""
         losses = [loss if isfinite(loss) else None for loss in self.losses]
         return {**asdict(self), "losses": losses, "suggested": self.suggested}
 
 
 class ExplosionDetector:
-    """Says when the loss has exploded: it is no number, far off, or what was learnt is lost.
+    """Detects that the loss has exploded: it is not finite, far off, or all improvement is lost.
 
-    What is no more than the noise of the losses so far is neither far off nor learnt.
+    Changes within the noise of the losses so far count neither as far off nor as improvement.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class ExplosionDetector:
         self._mean = self._first = self._lowest = 0.0
 
     def is_explosion(self, loss: float) -> bool:
-        """Whether this loss, after all before it, is an explosion."""
+        """Whether this loss, given all before it, is an explosion."""
         if not isfinite(loss):
             return True
         self._losses.append(loss)
@@ -75,13 +75,13 @@ class ExplosionDetector:
 def sweep_learning_rates(
     settings: Settings, *, low: float, high: float, steps: int, done: Callable[[int], None]
 ) -> LrSweep:
-    """Train the run's first steps with rates that grow evenly from low to high, by factors."""
+    """Train the run's first steps with rates that grow geometrically from low to high."""
     plan, _ = plan_run(settings)
     losses: list[float] = []
     rates, detector = np.geomspace(low, high, steps).tolist(), ExplosionDetector()
     with Session(settings.config, replace(plan, total_steps=steps)) as session:
         for rate, passes in zip(rates, session.feed.batches_from(0), strict=True):
-            # waits for the device: the next step may be too much
+            # waits for the device: the next step may be one too many
             losses.append(float(session.train_step(passes, rate)[0]))
             done(len(losses))
             if detector.is_explosion(losses[-1]):
@@ -92,7 +92,7 @@ def sweep_learning_rates(
 def analyse_sweep(
     rates: Sequence[float], losses: Sequence[float], *, exploded: bool, steps: int
 ) -> LrSweep:
-    """What the losses suggest; `steps` is the length of the whole sweep."""
+    """What the losses suggest; `steps`: the length of the whole sweep."""
     finite = [loss for loss in losses if isfinite(loss)]  # only the last may not be
     smooth = smooth_losses(finite, reach=max(1, steps // _SMOOTHING))
     return LrSweep(
@@ -107,7 +107,7 @@ def analyse_sweep(
 
 
 def smooth_losses(values: Sequence[float], *, reach: int) -> list[float]:
-    """Each value with its neighbours on both sides, the near ones most: falls stay in place."""
+    """Each value averaged with neighbours on both sides, near ones most: falls do not shift."""
     weights = np.hanning(2 * reach + 3)[1:-1]
     if not values:
         return []
@@ -116,7 +116,7 @@ def smooth_losses(values: Sequence[float], *, reach: int) -> list[float]:
 
 
 def _has_fallen(losses: Sequence[float], smooth: Sequence[float]) -> bool:
-    """Whether the loss came down by more than chance does."""
+    """Whether the loss fell by more than noise explains."""
     if len(losses) <= _FIRST_LOSSES:
         return False
     first = float(np.mean(losses[:_FIRST_LOSSES]))
@@ -124,10 +124,10 @@ def _has_fallen(losses: Sequence[float], smooth: Sequence[float]) -> bool:
 
 
 def _measure_noise(losses: Sequence[float]) -> float:
-    """The standard deviation of a loss, whatever course the losses take together."""
+    """The standard deviation of a loss around its trend."""
     if len(losses) < 2:
         return 0.0
-    # of two normal draws the median distance is 0.954 deviations; outliers do not move it
+    # the median distance of two normal draws is 0.954 deviations; it is robust to outliers
     return float(np.median(np.abs(np.diff(losses)))) / 0.954
 
 

@@ -1,4 +1,4 @@
-"""What measurements of training and inference share: a job, a watch over ranks, a result."""
+"""Shared by measurements of training and inference: a job, a watchdog over ranks, a result."""
 
 import ctypes
 import gc
@@ -31,20 +31,20 @@ class BenchJob:
 
 
 def make_room() -> None:
-    """Free what the last benchmark of this process held, and forget its peak."""
-    gc.collect()  # states hold themselves in circles
+    """Free the memory of this process's last benchmark, and reset the peak."""
+    gc.collect()  # states contain reference cycles
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # glibc keeps what was freed, and what is used again is no rise
+    if trim is not None:  # glibc keeps freed memory, and its reuse would not show in the peak
         trim(0)
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    reset_peak(torch.device("cpu"))  # a session forgets that of its GPU
+    reset_peak(torch.device("cpu"))  # a session resets that of its GPU
 
 
 def start_clock(session: Session, job: BenchJob, *, most_turns: int | None = None) -> BlockClock:
-    """A clock for the work of a session, with the energy of its device."""
+    """A clock for the work of a session, with its device's energy meter."""
     ranks = session.place.ranks
-    # the counter of a processor is of all ranks of its host
+    # the counter of a processor covers all ranks of its host
     is_counted = session.device.type == "cuda" or ranks is None or ranks.world.local_rank == 0
     return BlockClock(
         timing=job.timing,
@@ -56,9 +56,9 @@ def start_clock(session: Session, job: BenchJob, *, most_turns: int | None = Non
 
 @contextmanager
 def watch_ranks(session: Session, where: Callable[[], str]) -> Iterator[Callable[[], None]]:
-    """A block that ends the process if other ranks keep it waiting too long between two calls.
+    """Within the block, the process ends if other ranks delay it too long between two calls.
 
-    where: what it is doing, in words.
+    where: describes what it is doing.
     """
     ranks = session.place.ranks
     if ranks is None:
@@ -78,7 +78,7 @@ def watch_ranks(session: Session, where: Callable[[], str]) -> Iterator[Callable
 def build_result(session: Session, job: BenchJob, clock: BlockClock, **more: Any) -> BenchResult:
     """The result of all ranks, in each of them; more: fields that only one kind has."""
     plan, gather = session.plan, session.place.gather
-    clock_mhz = read_clock_mhz(session.device)  # before it comes to rest
+    clock_mhz = read_clock_mhz(session.device)  # before the GPU goes idle
     peaks = [rise for rise in gather(session.memory.rise()) if rise is not None]
     joules = [used for used in gather(clock.energy_j) if used is not None]
     return BenchResult(

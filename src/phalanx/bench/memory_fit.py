@@ -1,7 +1,7 @@
-"""Batches that do not fit into memory: refused with the largest that does.
+"""Batches that do not fit into memory: refused, with the largest that fits.
 
-A GPU that runs out of memory says so, and smaller batches are tried. A host ends the process, so
-what a batch needs is predicted there: from the plan of a step, or from two small forward passes.
+A GPU that runs out of memory raises an error, and smaller batches are tried. A host kills the
+process, so a batch's memory is predicted there: from a step's plan, or two small forward passes.
 """
 
 from dataclasses import replace
@@ -27,14 +27,14 @@ from phalanx.plan.plan import Plan
 from phalanx.units import format_bytes
 
 _FLOAT_BYTES, _CHANNELS = 4, 3
-_SURELY_ENOUGH = 400  # times the bytes of its images: no step of a model of ours needs as much
-_COPIES = 2  # of images that are made up: as they are drawn, and as the model reads them
-_TRIED = (8, 32)  # images of the forward passes that others are predicted from
+_SURELY_ENOUGH = 400  # times the bytes of its images: no step of our models needs more
+_COPIES = 2  # of synthetic images: as they are drawn, and as the model reads them
+_TRIED = (8, 32)  # images of the forward passes from which others are predicted
 _TRIAL_S = 0.1
 
 
 def refuse_large_step(config: Config, plan: Plan) -> None:
-    """Raise ConfigError where a step does not fit into the host's memory, with one that does."""
+    """Raise ConfigError if a step does not fit into the host's memory; it names one that does."""
     rows, free = plan.micro_batch, _count_free(plan)
     if _is_on_gpu(plan):
         _refuse_large_images(rows, plan, free)
@@ -47,13 +47,13 @@ def refuse_large_step(config: Config, plan: Plan) -> None:
             predict_step_memory(config, replace(plan, micro_batch=size)).peak
             for size in (rows, less)
         )
-    except ConfigError:  # a plugin's network that needs values
+    except ConfigError:  # a plugin's network that needs real tensors
         return
     _refuse_large("a training step", (less, smaller), (rows, needed), asked=rows, free=free)
 
 
 def explain_full_device(settings: Settings, plan: Plan, *, alone: bool) -> ConfigError:
-    """What to say where a training step ran out of memory, with the largest one that does not.
+    """The error for a training step that ran out of memory; it names the largest that fits.
 
     alone: there are no other ranks, which would wait while sizes are tried.
     """
@@ -84,7 +84,7 @@ def refuse_large_forward(session: Session) -> None:
 
 
 def explain_full_forward(session: Session) -> ConfigError:
-    """What to say where a forward pass ran out of memory, with the largest one that does not."""
+    """The error for a forward pass that ran out of memory; it names the largest that fits."""
 
     def fits(size: int) -> bool:
         torch.cuda.empty_cache()
@@ -115,7 +115,7 @@ def _is_on_gpu(plan: Plan) -> bool:
 
 
 def _count_free(plan: Plan) -> int:
-    """Bytes of memory for each rank of this host."""
+    """Free bytes of memory for each rank of this host."""
     return int(SHARE_OF_FREE * free_memory() / count_local_ranks(plan.layout))
 
 
@@ -125,7 +125,7 @@ def _surely_fits(rows: int, plan: Plan, free: int) -> bool:
 
 
 def _refuse_large_images(rows: int, plan: Plan, free: int) -> None:
-    """Raise ConfigError where the host has no memory for the images that it makes for a GPU."""
+    """Raise ConfigError if the host has no memory for the images that it makes for a GPU."""
     images = rows * _CHANNELS * plan.image_size**2 * _FLOAT_BYTES
     high = rows, _COPIES * images
     _refuse_large("making the images of a batch", (0, 0), high, asked=rows, free=free)
@@ -134,7 +134,7 @@ def _refuse_large_images(rows: int, plan: Plan, free: int) -> None:
 def _refuse_large(
     what: str, low: tuple[int, int], high: tuple[int, int], *, asked: int, free: int
 ) -> None:
-    """Raise ConfigError where a batch needs too much, judged by two others: rows and bytes."""
+    """Raise ConfigError if a batch needs too much, extrapolated from two others: (rows, bytes)."""
     (few, least), (many, most) = low, high
     each = max(1, (most - least) // max(1, many - few))
     needed = most + each * (asked - many)
@@ -154,7 +154,7 @@ def _refuse_large(
 
 
 def _describe_full(asked: int, largest: int | None, device: str) -> ConfigError:
-    """largest: 0 where none fits, None where nobody has tried."""
+    """The error for a full device; largest: 0 if none fits, None if none was tried."""
     if largest is None:
         return ConfigError(
             f"--batch-size {asked:,}: does not fit into the memory of {device}; the same command "

@@ -1,4 +1,4 @@
-"""What Phalanx costs over a bare PyTorch loop that gets the same batches ready-made."""
+"""The overhead of Phalanx over a bare PyTorch loop with the same batches, ready-made."""
 
 import os
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def measure_overhead(*, pairs: int, steps: int, done: Callable[[int], None]) -> 
         prepared = prepare_new(read_settings("demo", flags), line="bench")
         training = open_training(prepared, stack, stream=silence)
         ours, bare = _phalanx_block(training, steps), _bare_block(training.session, steps)
-        ours()  # caches fill, kernels are chosen
+        ours()  # fills caches, chooses kernels
         bare()
         return measure_pairs(ours, bare, pairs=pairs, done=done)
 
@@ -37,7 +37,7 @@ def measure_overhead(*, pairs: int, steps: int, done: Callable[[int], None]) -> 
 def _phalanx_block(training: TrainingRun, steps: int) -> Callable[[], int]:
     """The loop that `phalanx train` runs, with its loader, records and log points.
 
-    It neither scores nor saves: the published rate leaves both out.
+    It neither scores nor saves: the published rate excludes both.
     """
     session = training.session
     state, plan = session.state, session.plan

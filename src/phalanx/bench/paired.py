@@ -1,4 +1,4 @@
-"""Ratios from interleaved blocks: what disturbs the machine disturbs both sides alike."""
+"""Ratios from interleaved blocks: disturbances of the machine affect both sides alike."""
 
 import random
 from collections.abc import Callable
@@ -23,12 +23,12 @@ class Ratio:
 
     @property
     def median(self) -> float:
-        """The middle of the paired ratios."""
+        """The median of the paired ratios."""
         return median(self.pairs)
 
     @property
     def interval95(self) -> tuple[float, float]:
-        """Bootstrap interval of the median; the same draws every time."""
+        """Bootstrap interval of the median, with a fixed seed."""
         draw, pairs = random.Random(0), self.pairs
         middles = sorted(median(draw.choices(pairs, k=len(pairs))) for _ in range(_RESAMPLES))
         return middles[int(0.025 * _RESAMPLES)], middles[int(0.975 * _RESAMPLES)]
@@ -37,7 +37,7 @@ class Ratio:
 def measure_pairs(
     ours: Callable[[], int], theirs: Callable[[], int], *, pairs: int, done: Callable[[int], None]
 ) -> Ratio:
-    """Run blocks in turns, each returning the images it trained; who goes first alternates."""
+    """Run blocks alternately, each returning the images it trained; the first side alternates."""
     rates: dict[int, list[float]] = {0: [], 1: []}
     for pair in range(pairs):
         for side in (0, 1) if pair % 2 == 0 else (1, 0):

@@ -1,4 +1,4 @@
-"""What a benchmark has found: one record for training and inference, and whether to believe it."""
+"""The result of a benchmark: one record for training and inference, and whether to trust it."""
 
 import os
 from collections.abc import Mapping
@@ -9,15 +9,15 @@ from typing import Any
 
 from phalanx.report.environment import describe_environment
 
-_MOST_SPREAD = 0.10  # of the rates of blocks, for a result to be believed
+_MOST_SPREAD = 0.10  # of the rates of blocks, for a result to be trusted
 _FEWEST_BLOCKS = 3  # below that a spread says nothing
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """Images a second of one benchmark, block by block, with all it takes to repeat it.
+    """Images/s of one benchmark, block by block, with everything needed to repeat it.
 
-    A block is some steps, or some batches. The first result of a process, which contains the
+    A block is a number of steps or batches. The first result of a process, which contains the
     warm-up, is in `first_rate` and counts nowhere else.
     """
 
@@ -33,17 +33,17 @@ class BenchResult:
     warmup_s: float
     measured_s: float
     setup_s: float = 0.0  # before the warm-up: opening, and the first step, which chooses kernels
-    # p50, p95 and p99 of one batch at a time, where calls are enough, and their number, n
+    # p50, p95 and p99 of one batch at a time, if there were enough calls, and their number, n
     latency_ms: Mapping[str, float | None] | None = None
     peak_memory_bytes: int | None = None  # of the device that needs most
     data_wait: float | None = None  # share of the time that training waited for data
-    energy_j_per_image: float | None = None  # None where the devices do not report it
-    limit: str | None = None  # "data" or "model"; None where no other data was measured beside it
+    energy_j_per_image: float | None = None  # None if the devices do not report it
+    limit: str | None = None  # "data" or "model"; None if no other data was measured
     environment: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def images_per_second(self) -> float | None:
-        """The mean over all blocks; the first result of each process is not among them."""
+        """The mean over all blocks, which do not include the first result of each process."""
         return fmean(self.rates) if self.rates else None
 
     @property
@@ -54,19 +54,19 @@ class BenchResult:
 
     @property
     def median(self) -> float | None:
-        """The middle block."""
+        """The median over blocks."""
         return median(self.rates) if self.rates else None
 
     @property
     def spread(self) -> float | None:
-        """The distance from the slowest block to the fastest, over the median."""
+        """The difference between the fastest and the slowest block, divided by the median."""
         if not self.rates:
             return None
         return (max(self.rates) - min(self.rates)) / median(self.rates)
 
     @property
     def problems(self) -> list[str]:
-        """Why the figures are unreliable, a sentence each; empty if they are not."""
+        """Why the figures are unreliable, a sentence each; empty if they are reliable."""
         if not self.rates:
             return [
                 "nothing was measured: the warm-up outlasted the benchmark, which ended after "
@@ -92,7 +92,7 @@ class BenchResult:
 
     @property
     def trusted(self) -> bool:
-        """Whether there is no reason not to believe the figures."""
+        """Whether the figures are reliable."""
         return not self.problems
 
     def facts(self) -> dict[str, Any]:
@@ -145,5 +145,5 @@ def describe_bench_environment(device: str) -> dict[str, Any]:
 
 
 def _read_load() -> float | None:
-    """The processes that wanted a core in the last minute, in the mean, this one among them."""
+    """The load average of the last minute, including this process."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None

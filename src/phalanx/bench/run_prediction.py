@@ -1,6 +1,6 @@
-"""A short stretch of a run for real, and what it says of the time, memory and energy of the whole.
+"""A short part of a run, and what it predicts for the time, memory and energy of the whole.
 
-Steps on the run's own data, part of an evaluation, and one checkpoint. Nothing of it is kept.
+It takes steps on the run's own data, part of an evaluation, and one checkpoint; nothing is kept.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,15 +29,15 @@ from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
 from phalanx.report.environment import describe_environment
 
-_WARM_UP, _SCORING = 0.3, 0.2  # at most so much of the seconds; the rest is for steps
+_WARM_UP, _SCORING = 0.3, 0.2  # at most this share of the seconds; the rest is for steps
 _BLOCK_S = 0.25  # of steps: waiting for a GPU after each one would slow it down
 _FEWEST_BLOCKS = 3
-_FEWEST_WARM = 4  # steps: on a GPU two plain ones, the capture of a graph, and a replay
+_FEWEST_WARM = 4  # steps: on a GPU two uncaptured ones, the capture of a graph, and a replay
 
 
 @dataclass(frozen=True, kw_only=True)
 class _StepsFound:
-    """Steps that were taken, in blocks."""
+    """Timings of steps, in blocks."""
 
     steps: int  # that were timed
     warmup_steps: int
@@ -46,43 +46,43 @@ class _StepsFound:
     quick_s: float  # of the quickest quarter of the blocks
     slow_s: float  # of the slowest
     wait_share: float  # of the time, for data
-    joules: float | None  # of a step; None where the device does not say
+    joules: float | None  # of a step; None if the device does not report it
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ScoringFound:
-    """Batches that were scored, and what all of them would take."""
+    """Timings of scored batches, extrapolated to all."""
 
     batches: int
     of_batches: int
-    once_s: float  # before the first is scored, in the whole run
+    once_s: float  # extra time of the first batch, once per run
     score_s: float  # of one whole evaluation
     joules: float | None  # of the same
 
 
 @dataclass(frozen=True, kw_only=True)
 class _SavingFound:
-    """A checkpoint that was written."""
+    """Timings of a checkpoint."""
 
     blocked_s: float  # while the state is copied; training waits
-    written_s: float  # until it is on disk; training goes on meanwhile
+    written_s: float  # until it is on disk; training continues meanwhile
     size_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPrediction:
-    """What a run should take, and what was measured for it."""
+    """The predicted cost of a run, and the measurements behind it."""
 
     seconds: float  # that were asked for
     measured_on: dict[str, str | int]
     plan: dict[str, int]  # how many steps, evaluations and checkpoints the run has
     start_s: float  # to open data and model
     steps: _StepsFound
-    scoring: _ScoringFound | None  # where the run scores
-    saving: _SavingFound | None  # where it saves, and that was possible
+    scoring: _ScoringFound | None  # if the run scores
+    saving: _SavingFound | None  # if it saves, and a checkpoint could be written
     peak_bytes: int | None  # of the device; on a CPU, of the process
     parts_s: dict[str, float]  # of the whole run
-    quick_s: float  # the whole, if all steps were like the quickest quarter
+    quick_s: float  # the whole run, if all steps were like the quickest quarter
     slow_s: float
     joules: float | None
     notes: tuple[str, ...]  # what is extrapolated
@@ -107,10 +107,10 @@ def predict_run(
 ) -> RunPrediction:
     """Run the plan for some seconds, in one process, and extrapolate.
 
-    folder: where a checkpoint is tried, and removed. done: told what goes on.
+    folder: where a checkpoint is written and removed. done: called with the current activity.
     """
     begin = perf_counter()
-    # where images are as large as they ever get
+    # at the step where images are largest
     first = min(plan.growth[-1][0], plan.total_steps - 1) if plan.growth else 0
     with Session(config, plan) as session:
         taker = _StepTaker(session, session.feed.batches_from(first))
@@ -162,7 +162,7 @@ class _StepTaker:
         self._session, self._batches, self.wait_s = session, batches, 0.0
 
     def take(self, count: int) -> int:
-        """So many steps, or as many as are left; gives their number. Waits for the device."""
+        """Take so many steps, or all that are left; returns the number. Waits for the device."""
         session, taken = self._session, 0
         while taken < count:
             begin = perf_counter()
@@ -179,9 +179,9 @@ class _StepTaker:
 def _measure_steps(
     session: Session, taker: _StepTaker, *, left: int, seconds: float, done: Callable[[str], None]
 ) -> _StepsFound:
-    """Warm up as a run does, then time blocks of steps; left: how many there are.
+    """Warm up as a run does, then time blocks of steps; left: the number of steps available.
 
-    The first step, before which kernels are compiled and chosen, takes nothing of the seconds.
+    The first step, before which kernels are compiled and chosen, does not count in the seconds.
     """
     begin, warm, last_s, setup_s = perf_counter(), 0, 0.0, 0.0
     while warm < min(UNTIMED_STEPS, left - 1) and (
@@ -222,7 +222,7 @@ def _measure_steps(
 def _measure_scoring(
     session: Session, seconds: float, done: Callable[[str], None]
 ) -> _ScoringFound | None:
-    """Score batches for some seconds; what the first costs above the others counts once a run."""
+    """Score batches for some seconds; the extra cost of the first counts once per run."""
     images, size = session.plan.valid_images, session.plan.valid_batch
     total = ceil(images / size)
     meter, asked = EnergyMeter(session.device), list[float]()
@@ -259,7 +259,7 @@ def _measure_scoring(
 def _measure_saving(
     session: Session, folder: Path, done: Callable[[str], None]
 ) -> _SavingFound | None:
-    """Write one checkpoint; None where it cannot be written, which a run would be told."""
+    """Write one checkpoint; None if it cannot be written, which a run would report."""
     done("checkpoint")
     with suppress(OSError, DiskError, DivergedError), TemporaryDirectory(dir=folder) as temporary:
         session.state.settle()
@@ -280,7 +280,7 @@ def _measure_saving(
 
 
 def _count_equal_steps(plan: Plan) -> float:
-    """The steps of the run as so many with its largest images; smaller ones by their pixels."""
+    """The run's steps as an equivalent number with its largest images, in proportion to pixels."""
     begin, count = 0, 0.0
     for end, size in plan.growth:
         last = min(end, plan.total_steps)
@@ -290,7 +290,7 @@ def _count_equal_steps(plan: Plan) -> float:
 
 
 def _predict_saving(saving: _SavingFound, counts: dict[str, int], step_s: float) -> float:
-    """Seconds that training waits for checkpoints: for copies, and for a disk that is too slow."""
+    """Seconds that training waits for checkpoints: for copies, and for a slow disk."""
     between_s = counts["steps"] * step_s / counts["checkpoints"]
     each_s = max(saving.blocked_s, saving.written_s - between_s)
     return (counts["checkpoints"] - 1) * each_s + saving.written_s  # the run ends after the last
@@ -299,7 +299,7 @@ def _predict_saving(saving: _SavingFound, counts: dict[str, int], step_s: float)
 def _predict_energy(
     plan: Plan, steps: _StepsFound, scoring: _ScoringFound | None, scores: int
 ) -> float | None:
-    """Joules of steps and evaluations; None where the device does not say."""
+    """Joules of steps and evaluations; None if the device does not report them."""
     if steps.joules is None:
         return None
     scored = scores * (scoring.joules or 0.0) if scoring else 0.0
@@ -309,7 +309,7 @@ def _predict_energy(
 def _list_notes(
     plan: Plan, steps: _StepsFound, scoring: _ScoringFound | None, saving: _SavingFound | None
 ) -> Iterator[str]:
-    """What of the prediction was not measured."""
+    """Which parts of the prediction were not measured."""
     yield (
         f"{steps.steps:,} of {plan.total_steps:,} steps were timed, after {steps.warmup_steps} to "
         "warm up; the others are taken to be like them, with the same wait for data"

@@ -1,9 +1,9 @@
-"""The batching setting of a server that answers most images within a latency goal.
+"""The batching setting with which a server answers the most images within a latency goal.
 
-Every setting is a real server in a process of its own, loaded by clients in others: each connection
-sends its next request when it has the answer to the last. More connections fill larger batches, and
-make every request slower; so each setting is measured with ever more of them, and its best point is
-the fastest that keeps the goal.
+Every setting is measured on a real server in its own process, with clients in others: each
+connection sends its next request when it has the answer to the last. More connections fill larger
+batches and make every request slower, so each setting is measured with more and more of them, and
+its best point is the fastest that meets the goal.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,19 +26,19 @@ from phalanx.units import format_plural
 _PERCENTILES = {"p50": (50, 1), "p95": (95, 20), "p99": (99, 100)}  # and the requests each needs
 _BLOCKS = 5
 _WARMUP_SHARE = 0.25  # of the seconds of a point
-_MOST_ROUNDS = 8  # of so many seconds, until a point has enough requests
-_GAIN = 1.03  # by which a rate must rise, for a search to go on
+_MOST_ROUNDS = 8  # of `seconds` each, until a point has enough requests
+_GAIN = 1.03  # factor by which a rate must rise for a search to continue
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 _WAITS_MS = (1.0, 2.0, 5.0, 10.0)
 _WORKERS = (2, 4, 8)
-_MOST_CLIENT_LOAD = 0.9  # of a core, above which the clients may be what is measured
-_PATIENCE = 2  # settings in a row that bring nothing, before a search ends
+_MOST_CLIENT_LOAD = 0.9  # of a core; above it, the clients may be the bottleneck
+_PATIENCE = 2  # settings in a row without a gain before a search ends
 _READY_S, _TIMEOUT_S = 300.0, 60.0
 
 
 @dataclass(frozen=True)
 class BatchingSetting:
-    """How a server puts images together."""
+    """How a server batches images."""
 
     max_batch: int = 1
     max_wait_ms: float = 0.0
@@ -64,7 +64,7 @@ class ServingJob:
     goal_ms: float
     percentile: str = "p99"
     protocol: str = "predict"
-    batch_size: int = 1  # images of a request
+    batch_size: int = 1  # images per request
     seconds: float = 2.0  # of one point
     max_connections: int = 64
     processes: int = 1  # that send
@@ -74,7 +74,7 @@ class ServingJob:
 
 @dataclass(frozen=True)
 class ServingPoint:
-    """What one setting does with so many connections."""
+    """The measurement of one setting with a number of connections."""
 
     setting: BatchingSetting
     connections: int
@@ -84,11 +84,11 @@ class ServingPoint:
 
     @property
     def rate(self) -> float:
-        """Images a second."""
+        """Images/s."""
         return self.result.images_per_second or 0.0
 
     def find_latency(self, percentile: str) -> float:
-        """Milliseconds; infinite where too few requests were answered to know."""
+        """Milliseconds; infinite if too few requests were answered to know."""
         found = (self.result.latency_ms or {}).get(percentile)
         return float("inf") if found is None else found
 
@@ -107,18 +107,18 @@ class ServingPoint:
 
 @dataclass
 class ServingSearch:
-    """All points that were measured, and which setting is chosen."""
+    """All measured points, and the chosen setting."""
 
     job: ServingJob
     points: list[ServingPoint] = field(default_factory=list)
     confirmed: ServingPoint | None = None  # the chosen one, measured again
 
     def keeps_goal(self, point: ServingPoint) -> bool:
-        """Whether a point is within the goal, without a failure."""
+        """Whether a point meets the goal, without a failure."""
         return point.find_latency(self.job.percentile) <= self.job.goal_ms and not point.failures
 
     def find_best(self, setting: BatchingSetting | None = None) -> ServingPoint | None:
-        """The fastest point that keeps the goal: of one setting, or of all."""
+        """The fastest point that meets the goal: of one setting, or of all."""
         kept = [
             point
             for point in self.points
@@ -127,7 +127,7 @@ class ServingSearch:
         return max(kept, key=lambda point: point.rate, default=None)
 
     def list_rows(self) -> list[ServingPoint]:
-        """Of each setting its best point; where none keeps the goal, the one nearest to it."""
+        """The best point of each setting; if none meets the goal, the one nearest to it."""
         rows = []
         for setting in dict.fromkeys(point.setting for point in self.points):
             own = [point for point in self.points if point.setting == setting]
@@ -169,7 +169,7 @@ def search_settings(
     """Measure settings one after the other, and the best of them once more.
 
     First larger and larger batches, then a wait for them to fill, then more copies of the model:
-    each search starts from the best so far, and ends where it brings nothing any more.
+    each search starts from the best so far, and ends when there is no more gain.
     """
     search = ServingSearch(job)
     for candidates in (_list_batches, _list_waits, _list_workers):
@@ -178,7 +178,7 @@ def search_settings(
         in_vain = 0
         for setting in candidates(start, job):
             if best and setting.max_batch > 2 * best.connections * job.batch_size:
-                break  # so many images are never under way
+                break  # there are never so many images in flight
             before = best.rate if best else 0.0
             _measure_setting(search, setting, show)
             best = search.find_best()
@@ -210,9 +210,9 @@ def _list_workers(start: BatchingSetting, job: ServingJob) -> Iterator[BatchingS
 def _measure_setting(
     search: ServingSearch, setting: BatchingSetting, show: Callable[[str], None]
 ) -> None:
-    """Measure a setting with ever more connections, until it no longer keeps the goal.
+    """Measure a setting with more and more connections, until it no longer meets the goal.
 
-    It begins near what was best before; where that is too much, it goes down instead.
+    It starts near the best so far; if that is already too many, it goes down instead.
     """
     job, known = search.job, search.find_best()
     connections, best, is_falling = max(1, known.connections // 2) if known else 1, 0.0, False
@@ -237,7 +237,7 @@ def _describe_setting(setting: BatchingSetting) -> str:
 
 @contextmanager
 def _open_load(job: ServingJob, setting: BatchingSetting) -> "Iterator[_Measure]":
-    """A block with a server, and what measures it with so many connections for so long."""
+    """A context with a server; yields a function (connections, seconds) that measures it."""
     words = [*setting.words, *job.server_words]
     with open_server(job.target, words, ready_s=_READY_S) as server:
         address = parse_address(server.url, api_key=read_api_key(None))
@@ -268,7 +268,7 @@ def _open_load(job: ServingJob, setting: BatchingSetting) -> "Iterator[_Measure]
 def _build_point(
     job: ServingJob, setting: BatchingSetting, connections: int, times: LoadTimes
 ) -> ServingPoint:
-    """What the requests between warm-up and end say."""
+    """The measurement from the requests between warm-up and end."""
     seconds = times.stopped_at - times.began_at
     begin = times.began_at + seconds * _WARMUP_SHARE / (1 + _WARMUP_SHARE)
     ended, took = np.array(times.ended_at), np.array(times.took_s)
@@ -303,15 +303,15 @@ def _cut_into_rates(
 ) -> tuple[float, ...]:
     """Images/s of blocks of equal length.
 
-    Up to so many answers come together, those of a batch, and a block would have one batch more or
-    less than another. So a batch counts as done little by little since the one before it.
+    Up to `together` answers, those of a batch, arrive at once, and one block could have one batch
+    more than another. So a batch's images are spread over the time since the batch before it.
     """
     order = np.argsort(ended)
     at, count = ended[order], np.cumsum(images[order])
     if len(at) < 2:
         return ()
     gaps = np.diff(at)
-    # one gap in so many is between batches; not the largest counts, which may be a pause
+    # one gap in so many is between batches; the largest is not used, as it may be a pause
     longest = np.quantile(gaps, 1 - 0.5 / together)
     is_last = np.append(gaps >= longest / 2, True)
     at, count = at[is_last], count[is_last]

@@ -1,4 +1,4 @@
-"""Training steps on made-up images that lie on the device: the model's own speed, without data."""
+"""Training steps on synthetic images that are on the device: the model's speed without data."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,9 +13,9 @@ from phalanx.plan.plan import Plan
 
 
 def build_synthetic_step(config: Config, plan: Plan, *, waits: bool = True) -> Callable[[], int]:
-    """A call that takes one step of one replica, waits for it if asked to, and gives its images.
+    """A call that takes one step of one replica, waits if asked to, and returns its images.
 
-    Where replicas share statistics side by side, it is a step of so many. Weights do not move: the
+    If replicas share batch statistics, it is a step of all that do. Weights do not change: the
     learning rate is 0.
     """
     fresh = config.model.model_copy(update={"init_weights": None, "reset_head": False})
@@ -39,7 +39,7 @@ def build_synthetic_step(config: Config, plan: Plan, *, waits: bool = True) -> C
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was told."""
+    """Wait until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     if device.type == "mps":

@@ -1,4 +1,4 @@
-"""Images a second of training: the loop, session and step of `phalanx train`, block by block."""
+"""Images/s of training: the loop, session and step of `phalanx train`, block by block."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,7 +24,7 @@ from phalanx.plan.events import Every
 from phalanx.plan.plan import Plan
 
 _ENDLESS = 10**9  # steps
-_NO_RATE = 0.0  # of learning: noise cannot make it diverge, and a step costs the same
+_NO_RATE = 0.0  # learning rate: noise cannot make it diverge, and a step costs the same
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,21 @@ class _BlockEnds(Every):
 
 
 class _BlockObserver:
-    """Listens to the loop: every log point ends a block."""
+    """Observes the loop: every log point ends a block."""
 
     def __init__(self, clock: BlockClock, beat: Callable[[], None]) -> None:
         self.wait_s = 0.0  # for data, in all blocks
         self._clock, self._beat = clock, beat
 
     def on_step(self, step: int) -> None:
-        """There is progress."""
+        """Tell the watchdog that there is progress."""
         self._beat()
 
     def on_metrics(self, first: int, rows: list[StepMetrics]) -> None:
-        """Nobody looks at them."""
+        """Ignore the metrics."""
 
     def on_log(self, state: TrainState, interval: Throughput) -> None:
-        """A block is over, and with the last one the benchmark."""
+        """End a block and, with the last one, the benchmark."""
         blocks = len(self._clock.rates)
         self._clock.end_block(state.step, interval.images, interval.busy_s)
         if len(self._clock.rates) > blocks:
@@ -69,7 +69,7 @@ class _BlockObserver:
 
 
 def measure_training(planned: PlannedRun, job: BenchJob, ranks: Ranks | None) -> BenchResult:
-    """Train until all blocks are measured; nothing is written, and weights do not move."""
+    """Train until all blocks are measured; nothing is written, and weights do not change."""
     settings, plan = planned.settings, planned.plan
     plan = _fit_plan(plan, ends="steps" in settings.typed)
     refuse_large_step(settings.config, plan)
@@ -81,7 +81,7 @@ def measure_training(planned: PlannedRun, job: BenchJob, ranks: Ranks | None) ->
 
 
 def _try_to_measure(planned: PlannedRun, job: BenchJob, ranks: Ranks | None) -> BenchResult | None:
-    """The result; None where memory ran out, and nothing is left that fills it."""
+    """The result; None if memory ran out, with everything that filled it freed."""
     settings, plan, dataset = planned
     make_room()
     try:
@@ -94,9 +94,9 @@ def _try_to_measure(planned: PlannedRun, job: BenchJob, ranks: Ranks | None) -> 
 
 
 def _fit_plan(plan: Plan, *, ends: bool) -> Plan:
-    """The plan of a run that neither scores nor saves, and goes on until it is measured.
+    """The plan of a run that neither scores nor saves, and continues until it is measured.
 
-    ends: the user has said after how many steps. Images are of the largest size from the start.
+    ends: the user gave a number of steps. Images have the largest size from the start.
     """
     return replace(
         plan,

@@ -1,1 +1,1 @@
-"""The benchmarks of a file: their variants, run as processes, and what they found."""
+"""The benchmarks of a file: their variants, run as processes, and their results."""

@@ -1,4 +1,4 @@
-"""A file of benchmarks: read, with every mistake in it reported at once and by its line."""
+"""Reads a file of benchmarks; all mistakes in it are reported together, each with its line."""
 
 import re
 import shlex
@@ -14,14 +14,14 @@ from phalanx.config.text import YamlEntry, YamlLoader, read_entries, read_mappin
 from phalanx.errors import ConfigError, join_problems, suggest
 
 _SPEC_NAME = "benchmarks.yml"
-_SHARED = "options"  # ends the name of an entry that only others refer to
+_SHARED = "options"  # suffix of entries that only serve as anchors for others
 _METRIC_KEYS = ("regexp", "key", "skip", "reduction_type")
 _IGNORED = ("output", "requirements_path")  # of the older runner: all metrics are written,
 # and nothing is installed
 
 
 def find_spec(name: str | None) -> Path:
-    """The file that --spec names, ./benchmarks.yml without it, or the one that comes with us."""
+    """The file that --spec names, else ./benchmarks.yml, else the one that comes with Phalanx."""
     path = Path(name or _SPEC_NAME)
     if path.is_file() or (name is not None and name != _SPEC_NAME):
         return path
@@ -45,7 +45,7 @@ def read_specs(paths: Iterable[Path]) -> dict[str, Benchmark]:
 
 
 class _SpecReader:
-    """Reads a file; notes what is wrong with it and where."""
+    """Reads a file, and collects what is wrong with it and where."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -63,7 +63,7 @@ class _SpecReader:
         } | dict.fromkeys(_IGNORED, lambda entry: None)
 
     def read(self) -> dict[str, Benchmark]:
-        """All benchmarks of the file; those that only share their lines are left out."""
+        """All benchmarks of the file, without entries that only serve as anchors."""
         if not self.path.is_file():
             what = "is a folder" if self.path.is_dir() else "no such file"
             raise ConfigError(
@@ -82,7 +82,7 @@ class _SpecReader:
         self.problems.append(f"{self.path}:{entry.line}: {entry.key}: {problem}")
 
     def _read_benchmark(self, entry: YamlEntry) -> Benchmark | None:
-        """A benchmark; None for an entry that others refer to, and where something is wrong."""
+        """A benchmark; None for an anchor entry, or if something is wrong."""
         values: dict[str, Any] = {}
         for part in self._read_entries(entry):
             reader = self.keys.get(part.key)
@@ -106,7 +106,7 @@ class _SpecReader:
         return benchmark
 
     def _check_parameters(self, entry: YamlEntry, benchmark: Benchmark) -> None:
-        """Note parameters that the command has no place for: its variants would be the same."""
+        """Report parameters that the command does not use: its variants would be the same."""
         text = " ".join([benchmark.cmd, *benchmark.pre_run_commands])
         unused = [name for name in sorted(benchmark.parameter_names) if f"{{{name}}}" not in text]
         for name in unused:
@@ -128,7 +128,7 @@ class _SpecReader:
         return read_mapping(self.loader, entry.node, self.path)
 
     def _read_text(self, entry: YamlEntry) -> str:
-        """One text."""
+        """A string."""
         if not isinstance(entry.node, yaml.ScalarNode) or not entry.node.value.strip():
             self._note(entry, "expected a text")
             return ""
@@ -155,7 +155,7 @@ class _SpecReader:
         return [YamlEntry(entry.key, item.start_mark.line + 1, item) for item in entry.node.value]
 
     def _read_texts(self, entry: YamlEntry) -> tuple[tuple[str, str], ...]:
-        """Texts by name."""
+        """Strings by name."""
         return tuple((part.key, self._read_text(part)) for part in self._read_entries(entry))
 
     def _read_seconds(self, entry: YamlEntry) -> float | None:
@@ -188,14 +188,14 @@ class _SpecReader:
             elif part.key == "reduction_type" and text not in REDUCTIONS:
                 self._note(part, f"no reduction is called {text!r}; {suggest(text, REDUCTIONS)}")
             elif part.key == "regexp" and text:
-                values[part.key] = part.node.value  # with all its spaces
+                values[part.key] = part.node.value  # including its spaces
                 self._check_regexp(part, part.node.value)
         if ("regexp" in values) == ("key" in values):
             self._note(entry, "give either regexp, for text, or key, for a JSON object")
         return MetricRule(entry.key, **values)
 
     def _check_regexp(self, entry: YamlEntry, text: str) -> None:
-        """Note an expression that cannot be read, or that has not exactly one group."""
+        """Report a regular expression that is invalid, or does not have exactly one group."""
         try:
             groups = re.compile(text).groups
         except re.error as error:
@@ -224,7 +224,7 @@ class _SpecReader:
         return [tuple(zip(names, row, strict=True)) for row in others]
 
     def _read_values(self, entry: YamlEntry) -> list[str]:
-        """The values of a parameter: a list, or one text with commas."""
+        """The values of a parameter: a list, or a comma-separated string."""
         if isinstance(entry.node, yaml.SequenceNode):
             return [self._read_text(item) for item in self._read_items(entry)]
         return [value.strip() for value in self._read_text(entry).split(",")]

@@ -1,4 +1,4 @@
-"""From what a command printed to its metrics: values found, some left out, the rest reduced."""
+"""Metrics from the output of a command: values are found, some left out, the rest reduced."""
 
 import json
 import math
@@ -24,7 +24,7 @@ _REDUCE: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 class MetricMissing(Exception):
-    """A metric that the output does not have; the text says which and why."""
+    """A metric that is not in the output; the message says which and why."""
 
 
 def read_facts(output: str) -> list[dict[str, Any]]:
@@ -44,8 +44,8 @@ def extract_metrics(
 ) -> dict[str, float]:
     """The metrics by name.
 
-    processes: how many mpirun started. What is found in text is the share of one of them; a JSON
-    object is printed by one for all.
+    processes: how many mpirun started. A value found in text is for one of them; a JSON object is
+    printed by one for all.
     """
     found: dict[str, float] = {}
     for rule in rules:
@@ -71,7 +71,7 @@ def _find_values(rule: MetricRule, output: str, facts: Mapping[str, Any] | None)
 
 
 def _look_up(key: str, facts: Mapping[str, Any]) -> list[float]:
-    """The number or numbers at a place such as latency_ms.p50; none where there is none."""
+    """The number or numbers at a path such as latency_ms.p50; empty if there are none."""
     value: Any = facts
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -80,9 +80,9 @@ def _look_up(key: str, facts: Mapping[str, Any]) -> list[float]:
 
 
 def _reduce(rule: MetricRule, values: list[float]) -> float:
-    """One number of a metric's values.
+    """One number from a metric's values.
 
-    A mean leaves the worst values out, not the first: the slowest, or the longest latencies.
+    A mean leaves out the worst values, not the first: the slowest, or the longest latencies.
     """
     if not values:
         raise MetricMissing(f"{rule.name}: the output has no value of it")

@@ -1,4 +1,4 @@
-"""A benchmark's command as a process of its own: started, watched, and ended with us."""
+"""A benchmark's command as its own process: started, watched, and ended when we end."""
 
 import os
 import re
@@ -14,14 +14,14 @@ from pathlib import Path
 from phalanx.disk import disk_errors
 
 _POLL_S = 0.1
-_PATIENCE_S = 5.0  # for a process to leave after it was asked to
-_MOST_READ = 20_000  # bytes of what was printed last
+_PATIENCE_S = 5.0  # for a process to exit after it was asked to
+_MOST_READ = 20_000  # bytes from the end of the output
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _PHALANX = "phalanx"
 
 
 class NotStarted(Exception):
-    """A command that could not be started; the text says why."""
+    """A command that could not be started; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Workplace:
         return {**os.environ, **self.variables}
 
     def replace_variables(self, words: Sequence[str]) -> tuple[str, ...]:
-        """The words with variables of the environment replaced; one not set is a mistake."""
+        """The words with environment variables replaced; an unset one is a mistake."""
         variables = self.all_variables
         return tuple(_replace_variables(word, variables) for word in words)
 
     def last_line(self) -> str:
-        """What it said last, of both."""
+        """The last line of either output."""
         for path in (self.errors, self.output):
             lines = read_end(path).replace("\r", "\n").split("\n")
             said = [line.strip() for line in lines if line.strip()]
@@ -60,13 +60,13 @@ def run_command(
     timeout_s: float | None,
     watch: Callable[[float], None],
 ) -> int | None:
-    """The exit code of a command; None where it took too long and was ended.
+    """The exit code of a command; None if it timed out and was ended.
 
-    watch: called again and again with the seconds so far. Its files get more of what is printed.
+    watch: called regularly with the seconds so far. The output is appended to its files.
     """
     words = workplace.replace_variables(words)
     own = words[0] == _PHALANX
-    if own:  # the one that is running here, in a process that does not outlive us
+    if own:  # the phalanx that is running here, in a process that does not outlive us
         words = (sys.executable, "-P", "-m", "phalanx.cli.trial", *words[1:])
     with (
         disk_errors(workplace.output),
@@ -95,7 +95,7 @@ def _start(
             stderr=files[1],
             cwd=workplace.folder,
             env=workplace.all_variables,
-            start_new_session=True,  # ended as a whole, with all that it has started
+            start_new_session=True,  # so that it can be ended with everything it has started
         )
     except OSError as error:
         where = f" in {workplace.folder}" if not workplace.folder.is_dir() else ""
@@ -117,7 +117,7 @@ def _wait(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the process and all that it has started to leave, then make them."""
+    """Ask the process and everything it has started to exit, then kill what is left."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -127,7 +127,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _replace_variables(word: str, variables: Mapping[str, str]) -> str:
-    """The word with variables of the environment replaced; one that is not set is a mistake."""
+    """The word with environment variables replaced; an unset one is a mistake."""
 
     def replace(found: re.Match[str]) -> str:
         name = found[1] or found[2]
@@ -139,7 +139,7 @@ def _replace_variables(word: str, variables: Mapping[str, str]) -> str:
 
 
 def read_end(path: Path, most: int = _MOST_READ) -> str:
-    """The end of a file of output; nothing where there is none."""
+    """The end of an output file; empty if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - most))

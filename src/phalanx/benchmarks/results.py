@@ -1,4 +1,4 @@
-"""What the benchmarks of a file have found: JSON, CSV, a Markdown table and one for the console."""
+"""The results of a file's benchmarks: as JSON, CSV, a Markdown table and one for the console."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ _TABLE_CELL_LENGTH = 100
 
 @dataclass(frozen=True)
 class VariantResult:
-    """How one variant of a benchmark ended, and what it found."""
+    """How one variant of a benchmark ended, and its metrics."""
 
     benchmark: str
     variant: str
@@ -28,7 +28,7 @@ class VariantResult:
     command: str
     result: str  # "passed", "untrusted" or "failed"
     reason: str = ""  # of the latter two
-    exit_code: int | None = None  # None: never started, or ended because it took too long
+    exit_code: int | None = None  # None: never started, or timed out
     duration_s: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] | None = None  # what the command itself printed as JSON
@@ -36,7 +36,7 @@ class VariantResult:
 
 @dataclass(frozen=True)
 class SpecRun:
-    """All that is known of a run of benchmarks: what is written after each of them."""
+    """Everything about a run of benchmarks; written after each of them."""
 
     command: str
     specs: tuple[str, ...]
@@ -61,7 +61,7 @@ class SpecRun:
 
 
 def read_results(folder: Path) -> SpecRun | None:
-    """What is written in a folder; None where nothing is."""
+    """The results in a folder; None if there are none."""
     path = folder / f"{RESULTS}.json"
     try:
         facts = json.loads(path.read_bytes())
@@ -76,14 +76,14 @@ def read_results(folder: Path) -> SpecRun | None:
 
 
 def write_results(folder: Path, run: SpecRun) -> None:
-    """The three files of results, each whole or as it was before."""
+    """Write the three files of results, each atomically."""
     write_atomically(folder / f"{RESULTS}.json", json.dumps(run.facts(), indent=2) + "\n")
     write_atomically(folder / f"{RESULTS}.csv", _format_csv(run.results))
     write_atomically(folder / f"{RESULTS}.md", _format_markdown(run))
 
 
 def _format_csv(results: Sequence[VariantResult]) -> str:
-    """A row a variant: its name, its metrics, and what it takes to repeat it."""
+    """A row per variant: its name, its metrics, and what is needed to repeat it."""
     metrics = _list_metrics(results)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -114,7 +114,7 @@ def _list_metrics(results: Sequence[VariantResult]) -> list[str]:
 
 
 def _format_markdown(run: SpecRun) -> str:
-    """The table, below what it takes to repeat it."""
+    """The table, below what is needed to repeat it."""
     where = ", ".join(f"{name} {value}" for name, value in run.environment.items())
     head, *rows = build_table(run.results)
     lines = [f"`{run.command}`", "", f"{run.date}; {where}.", ""]
@@ -128,7 +128,7 @@ def _join_cells(cells: Sequence[str]) -> str:
 
 
 def build_table(results: Sequence[VariantResult], *, with_reasons: bool = True) -> list[list[str]]:
-    """Names of columns, then a row a variant; columns in which nothing stands are left out."""
+    """Column names, then a row per variant; empty columns are left out."""
     metrics = _list_metrics(results)
     head = ["benchmark", *map(_title_metric, metrics), "range", "n", "peak memory", "result"]
     rows = [_build_row(result, metrics) for result in results]
@@ -143,7 +143,7 @@ def build_table(results: Sequence[VariantResult], *, with_reasons: bool = True) 
 
 
 def _title_metric(name: str) -> str:
-    """What a column is called: its metric, with the unit where it is known."""
+    """The title of a metric's column, with the unit if it is known."""
     if name.startswith(_LATENCY):
         return f"{name.replace('_', ' ')}, ms"
     return "images/s" if name == "throughput" else name
@@ -171,7 +171,7 @@ def _format_metric(name: str, value: float | None) -> str:
 
 
 def format_rate(rate: float) -> str:
-    """Images a second with three digits or more."""
+    """Images/s with at least three digits."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 

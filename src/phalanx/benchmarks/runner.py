@@ -1,4 +1,4 @@
-"""The benchmarks of a file, one after the other: one that fails is told, and the others go on."""
+"""Runs the benchmarks of a file one by one: failures are reported, and the others still run."""
 
 import re
 import time
@@ -17,12 +17,12 @@ from phalanx.errors import EXIT_UNTRUSTED, ConfigError
 
 _JSON = "--json"
 _OWN_MESSAGE = re.compile(r"^phalanx [a-z -]+: ", re.MULTILINE)
-_ALL = 50_000_000  # bytes of output that are searched for values
+_ALL = 50_000_000  # bytes of output searched for values
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the benchmarks are."""
+    """The progress of the benchmarks."""
 
     number: int  # from 1
     count: int
@@ -32,10 +32,10 @@ class Progress:
 
 
 class Observer(NamedTuple):
-    """What is called while benchmarks run."""
+    """Callbacks while benchmarks run."""
 
     watch: Callable[[Progress], None]
-    ended: Callable[[int, VariantResult], None]  # and which of the commands it was
+    ended: Callable[[int, VariantResult], None]  # with the number of the command
 
 
 def run_variants(
@@ -47,7 +47,7 @@ def run_variants(
     timeout_s: float | None = None,
     stop_on_error: bool = False,
 ) -> SpecRun:
-    """Run all that are not done; the files of results are complete after each of them."""
+    """Run all that are not done; the files of results are rewritten after each."""
     for number, variant in enumerate(variants[run.done :], start=run.done + 1):
 
         def watch(
@@ -66,7 +66,7 @@ def run_variants(
 
 
 def find_difference(found: SpecRun, run: SpecRun, variants: Sequence[BenchmarkVariant]) -> str:
-    """Why results that were found are no part of a run; nothing where it can go on with them."""
+    """Why existing results do not belong to a run; empty if it can continue them."""
     done = [(r.benchmark, r.parameters, r.command) for r in found.results]
     asked = [(v.benchmark.name, v.parameters, v.command) for v in variants]
     if found.done >= found.planned:
@@ -80,7 +80,7 @@ def find_difference(found: SpecRun, run: SpecRun, variants: Sequence[BenchmarkVa
 
 
 def find_exit_code(run: SpecRun) -> int:
-    """0 where all passed; else that of the first that failed, or of those not to be trusted."""
+    """0 if all passed; else that of the first that failed, or that of untrusted results."""
     failed = [result for result in run.results if result.result == "failed"]
     if failed:
         return next((code for result in failed if (code := result.exit_code or 0) > 0), 1)
@@ -122,7 +122,7 @@ def _run_variant(
 
 
 def _make_workplace(variant: BenchmarkVariant, folder: Path, ending: str) -> Workplace:
-    """Where a variant runs, with files for its output that are not there yet."""
+    """Where a variant runs, with output files that do not exist yet."""
     stem = re.sub(r"[^\w.=-]", "-", variant.name) + ending
     output, errors = (folder / f"{stem}.{kind}" for kind in ("out", "err"))
     for path in (output, errors):
@@ -135,7 +135,7 @@ def _describe_timeout(limit: float | None) -> str:
 
 
 def _describe_failure(workplace: Workplace, code: int | None) -> str:
-    """What a command said before it failed."""
+    """The end of a failed command's output."""
     message = _find_message(read_end(workplace.errors)) or workplace.last_line()
     return message or f"exit code {code}"
 
@@ -151,7 +151,7 @@ def _run_words(
         words,
         workplace,
         timeout_s=timeout_s,
-        # a result of ours says nothing before its end
+        # our own measurements print nothing before their end
         watch=lambda elapsed: watch(elapsed, "" if measures(words) else workplace.last_line()),
     )
 
@@ -159,7 +159,7 @@ def _run_words(
 def _read_results(
     ended: VariantResult, variant: BenchmarkVariant, workplace: Workplace
 ) -> list[VariantResult]:
-    """What a command that has ended by itself printed; several where it measured several things."""
+    """The results that a finished command printed; several if it measured several things."""
     printed = read_end(workplace.output, _ALL)
     if ended.exit_code not in (0, EXIT_UNTRUSTED):
         return [replace(ended, reason=_describe_failure(workplace, ended.exit_code))]
@@ -194,7 +194,7 @@ def _judge(
     facts: dict[str, Any] | None,
     processes: int,
 ) -> VariantResult:
-    """The result with its metrics; failed where they are not there."""
+    """The result with its metrics; failed if they are missing."""
     try:
         metrics = extract_metrics(variant.benchmark.data, text, facts, processes=processes)
     except MetricMissing as error:

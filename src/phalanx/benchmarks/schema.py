@@ -1,4 +1,4 @@
-"""What a file of benchmarks says: command lines, their variants, and how results are read."""
+"""The contents of a benchmark file: command lines, variants, and how results are read."""
 
 import re
 import shlex
@@ -15,17 +15,17 @@ from phalanx.config.text import LIST_OPTIONS
 from phalanx.errors import ConfigError, suggest
 
 REDUCTIONS = ("mean", "final", "min", "value")
-_CONVERGENCE = "_conv"  # in the names of benchmarks that train to the end
+_CONVERGENCE = "_conv"  # in the names of benchmarks that train to convergence
 _WANDB = "--wandb"
 _KnownOptions = Callable[[Sequence[str]], frozenset[str]]  # of the command that words begin with
 
 
 @dataclass(frozen=True)
 class MetricRule:
-    """How one number is found in what a command prints.
+    """How one metric is found in the output of a command.
 
-    regexp: every match in the output is a value. key: the place of one or several in the JSON
-    object that the command prints, such as latency_ms.p50. One of the two is given.
+    regexp: every match in the output is a value. key: the path of one or several values in the
+    JSON object that the command prints, such as latency_ms.p50. Exactly one of the two is given.
     """
 
     name: str
@@ -52,12 +52,12 @@ class Benchmark:
 
     @property
     def converges(self) -> bool:
-        """Whether it trains to the end, and is skipped where nobody names it."""
+        """Whether it trains to convergence, and is skipped unless it is named."""
         return _CONVERGENCE in self.name
 
     @cached_property
     def parameter_names(self) -> frozenset[str]:
-        """What its variants differ in."""
+        """The parameters in which its variants differ."""
         return frozenset(name for row in self.rows for name, _ in row)
 
 
@@ -67,12 +67,12 @@ class BenchmarkVariant:
 
     benchmark: Benchmark
     parameters: dict[str, str]
-    words: tuple[str, ...]  # variables of the environment are not yet replaced
+    words: tuple[str, ...]  # environment variables are not replaced yet
     left_out: tuple[str, ...] = ()  # settings that the command has no option for
 
     @property
     def name(self) -> str:
-        """The benchmark's name and the parameters, in the order of their names."""
+        """The benchmark's name and its parameters, sorted by name."""
         pairs = [f"{name}_{value}" for name, value in sorted(self.parameters.items())]
         return "_".join([self.benchmark.name, *pairs])
 
@@ -84,15 +84,15 @@ class BenchmarkVariant:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which benchmarks of a file are to be run, and what is changed in their commands."""
+    """Which benchmarks of a file to run, and what to change in their commands."""
 
-    names: tuple[str, ...] = ()  # all, where none is named
+    names: tuple[str, ...] = ()  # empty: all
     settings: tuple[tuple[str, str], ...] = ()  # options, or parameters of variants
     include_convergence: bool = False
     allow_wandb: bool = False
 
     def choose(self, benchmarks: Mapping[str, Benchmark]) -> list[Benchmark]:
-        """The benchmarks that are named, or all that do not train to the end."""
+        """The benchmarks that are named, or all that do not train to convergence."""
         unknown = [name for name in self.names if name not in benchmarks]
         if unknown:
             raise ConfigError(
@@ -109,7 +109,7 @@ class Selection:
 
 
 def _describe_unknown(name: str, known: list[str]) -> str:
-    """The way out of a benchmark's name that is none: near ones, or those with its words."""
+    """Suggestions for an unknown benchmark: names like it, or names that share its words."""
     parts = [part for part in name.replace("_", "-").lower().split("-") if part]
     alike = [other for other in known if all(part in other.lower() for part in parts)]
     way_out = f"there are {', '.join(alike[:6])}" if parts and alike else suggest(name, known)
@@ -136,7 +136,7 @@ def build_variants(
 def _find_parameter(benchmark: Benchmark, name: str) -> str | None:
     """The parameter of that name, or the one that gives the option of that name its value.
 
-    A variant is called by its parameters: what it is run with must be one of them.
+    A variant is named after its parameters: what it runs with must be one of them.
     """
     found = re.search(rf"--{re.escape(name)}[ =]\{{([\w-]+)\}}", benchmark.cmd)
     candidates = [name, *([found[1]] if found else [])]
@@ -150,12 +150,12 @@ def _build_variant(
     options: Mapping[str, str],
     known: _KnownOptions,
 ) -> BenchmarkVariant:
-    """One variant: parameters filled in, what was set replaced or appended."""
+    """One variant: parameters filled in, settings replaced or appended."""
     words = list(split_command(benchmark.cmd, parameters))
     if not selection.allow_wandb:
         words = _remove_wandb(words)
     taken, place = known(words), find_program(words)
-    launcher, words = words[:place], words[place:]  # what is set is an option of the program
+    launcher, words = words[:place], words[place:]  # settings are options of the program
     left_out = []
     for name, text in options.items():
         option = SPELLINGS.get(name, name)
@@ -189,12 +189,12 @@ def combine_parameters(values: Mapping[str, Sequence[str]]) -> list[tuple[tuple[
 
 
 def _remove_wandb(words: list[str]) -> list[str]:
-    """The words without --wandb and its relatives: a measurement reports to nobody."""
+    """The words without --wandb options: a measurement is not tracked."""
     kept: list[str] = []
     skip_value = False
     for word in words:
         if word.startswith(_WANDB):
-            skip_value = word != _WANDB and "=" not in word  # itself it is a switch
+            skip_value = word != _WANDB and "=" not in word  # --wandb itself takes no value
         elif not skip_value or word.startswith("-"):
             kept.append(word)
             skip_value = False
@@ -204,7 +204,7 @@ def _remove_wandb(words: list[str]) -> list[str]:
 
 
 def _remove_options(words: list[str], names: set[str]) -> list[str]:
-    """The words without those options and their values, whatever spelling they have."""
+    """The words without those options and their values, in any spelling."""
     kept: list[str] = []
     values_left = 0
     for word in words:
@@ -230,5 +230,5 @@ def _count_values(option: str | None) -> int:
 
 
 def _quote(word: str) -> str:
-    """The word as a shell takes it, with variables of the environment left for it to replace."""
+    """The word quoted for a shell, except environment variables, which the shell is to replace."""
     return word if re.fullmatch(r"[\w$@%+=:,./{}~-]+", word) else shlex.quote(word)

@@ -1,1 +1,1 @@
-"""What exists, as tables: each fact about a model or a dataset stands here once."""
+"""Tables of what exists: each fact about a model or a dataset is here, once."""

@@ -21,12 +21,12 @@ class AirbenchVariant(Variant):
 
     @property
     def halvings(self) -> int:
-        """Once a stage."""
+        """Once per stage."""
         return len(self.widths)
 
     @property
     def smallest_image(self) -> int:
-        """The filter takes a pixel, its pools round down: two pixels are to be left at the end."""
+        """The filter removes a pixel and pools round down: two pixels must be left at the end."""
         return 2 * 2**self.halvings + 1
 
     def norm_channels(self) -> dict[str, int]:

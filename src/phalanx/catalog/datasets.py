@@ -1,4 +1,4 @@
-"""The datasets Phalanx knows by name, with the facts the rest is built from.
+"""The datasets that Phalanx knows by name, with the facts from which everything else follows.
 
 Sources of the figures: CIFAR-10 and CIFAR-100 mean and std over their 50,000 training images;
 Fashion-MNIST over its 60,000; ImageNet's are the ones every published recipe uses, and its counts
@@ -9,7 +9,7 @@ files is that of ILSVRC2012_img_train.tar, 147,897,477,120 bytes, over its image
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 
-MAX_FILE_MIB, MAX_PIXELS = 256, 64_000_000  # of an image, unless the user says otherwise
+MAX_FILE_MIB, MAX_PIXELS = 256, 64_000_000  # limits for an image, unless the user sets others
 NEWEST_LISTING_RULE = 2  # raise it when other images or splits are found in the same folder
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _FASHION_CLASSES = (
@@ -39,27 +39,27 @@ _CIFAR100_CLASSES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """One named dataset. None stands for what only the files themselves can say."""
+    """One named dataset. None stands for what is known only from the files."""
 
     help: str
     preset: str  # what `phalanx train --data NAME` uses when no preset is given
-    model_presets: tuple[tuple[str, str], ...] = ()  # instead, by a pattern of the model's name
-    small_preset: str = ""  # instead, for models that are made for small images
+    model_presets: tuple[tuple[str, str], ...] = ()  # instead, by a pattern for the model's name
+    small_preset: str = ""  # instead, for models made for small images
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     image_size: int
-    any_size: bool = False  # images of many sizes, or made to order: the model says what it sees
+    any_size: bool = False  # images of many sizes, or generated: the model determines the size
     augment: str  # "pad-crop" for small images, "resized-crop" for large, "none"
     needs_folder: bool = False
     in_memory: bool = False  # decoded arrays: a worker process would only copy them
     train_images: int | None = None
     valid_images: int | None = None
     classes: tuple[str, ...] | None = None
-    class_count: int | None = None  # of a published set whose classes only its files name
-    image_bytes: int | None = None  # of a training image's file, in the mean
+    class_count: int | None = None  # of a published set whose class names are only in its files
+    image_bytes: int | None = None  # mean size of a training image's file
 
     def preset_for(self, model: str, *, model_size: int) -> str:
-        """The preset of the model's own family, where this dataset has one.
+        """The preset of the model's own family, if this dataset has one.
 
         model_size: of the images that the model is made for.
         """
@@ -70,7 +70,7 @@ class Dataset:
 
     @property
     def num_classes(self) -> int | None:
-        """How many classes there are, where it is known without the files."""
+        """The number of classes, if it is known without the files."""
         return self.class_count if self.classes is None else len(self.classes)
 
 
@@ -184,4 +184,4 @@ DATASETS: dict[str, Dataset] = {
     ),
 }
 
-PUBLISHED = ("cifar10", "cifar100", "mnist", "fashion-mnist")  # can be fetched, by these names
+PUBLISHED = ("cifar10", "cifar100", "mnist", "fashion-mnist")  # can be fetched by these names

@@ -14,7 +14,7 @@ _CHANNEL_STEP = 8
 
 
 class _Stage(NamedTuple):
-    """Blocks that work at one resolution."""
+    """Blocks at one resolution."""
 
     kernel: int
     repeats: int
@@ -36,26 +36,26 @@ _STEM_CHANNELS, _TOP_CHANNELS = 32, 1280
 
 @dataclass(frozen=True)
 class InvertedBlock:
-    """One block: widen by a 1x1, filter each group of channels, weigh, narrow by a 1x1."""
+    """One block: 1x1 expansion, grouped or depthwise conv, squeeze-and-excite, 1x1 projection."""
 
     stage: int  # from 0, as in blocks.0
     index: int  # from 0
     channels_in: int
-    width: int  # channels in the middle; of the first stage, the channels that come in
+    width: int  # expanded channels; in the first stage, the input channels
     channels_out: int
     kernel: int
     stride: int
-    groups: int  # of the filter in the middle
-    squeeze_width: int  # channels inside squeeze-and-excite; 0 for none
+    groups: int  # of the middle convolution
+    squeeze_width: int  # hidden channels of squeeze-and-excite; 0 for none
 
     @property
     def unit(self) -> str:
-        """The name splits and reports use."""
+        """The name that splits and reports use."""
         return f"blocks/{self.stage}/{self.index}"
 
     @property
     def widens(self) -> bool:
-        """Whether it begins with a 1x1: the first stage has nothing to widen."""
+        """Whether it begins with a 1x1 expansion; the first stage has none."""
         return self.stage > 0
 
     @property
@@ -75,16 +75,16 @@ class EfficientNetVariant(Variant):
     lite: bool = False
     small: bool = False  # for CIFAR: the stem and the second stage keep the image's size
     expand_ratio: int = 6
-    group_dim: int = 1  # channels a group of the middle convolution has; 1: depthwise
+    group_dim: int = 1  # channels per group of the middle convolution; 1: depthwise
 
     @property
     def stem_channels(self) -> int:
-        """Channels the stem hands on."""
+        """Output channels of the stem."""
         return _STEM_CHANNELS if self.lite else _round_channels(_STEM_CHANNELS * self.width)
 
     @property
     def features(self) -> int:
-        """Channels the classifier sees."""
+        """Input channels of the classifier."""
         return _TOP_CHANNELS if self.lite else _round_channels(_TOP_CHANNELS * self.width)
 
     @property
@@ -95,7 +95,7 @@ class EfficientNetVariant(Variant):
         for number, stage in enumerate(_STAGES):
             out = _round_channels(stage.channels_out * self.width)
             stride = 1 if self.small and number == 1 else stage.stride
-            # Lite leaves the first and the last stage as they are
+            # Lite does not scale the first and the last stage
             fixed = self.lite and number in (0, len(_STAGES) - 1)
             for index in range(stage.repeats if fixed else math.ceil(stage.repeats * self.depth)):
                 inner = channels * (self.expand_ratio if number else 1)
@@ -122,7 +122,7 @@ class EfficientNetVariant(Variant):
 
     @property
     def halvings(self) -> int:
-        """Once in the stem of large ones, then wherever the table says."""
+        """Once in the stem, except in small variants, then wherever the table says."""
         return len([b for b in self.blocks if b.stride == 2]) + (not self.small)
 
     def norm_channels(self) -> dict[str, int]:
@@ -136,7 +136,7 @@ class EfficientNetVariant(Variant):
 
 
 def _round_channels(channels: float) -> int:
-    """The nearest multiple of eight, but never more than a tenth below what was asked."""
+    """The nearest multiple of eight, but at least nine tenths of the given number."""
     rounded = max(_CHANNEL_STEP, int(channels + _CHANNEL_STEP / 2) // _CHANNEL_STEP * _CHANNEL_STEP)
     return rounded + _CHANNEL_STEP if rounded < 0.9 * channels else rounded
 

@@ -1,6 +1,6 @@
-"""The models Phalanx knows by name, the names they had before, and how large each one is.
+"""The models that Phalanx knows by name, their older names, and how large each one is.
 
-The figures lie in sizes.json, so that they are known without torch. `make docs` counts them anew.
+The sizes are in sizes.json, so that they are known without torch. `make docs` recounts them.
 """
 
 import json
@@ -24,17 +24,17 @@ OLD_NAMES: dict[str, str] = {  # as the applications before Phalanx spelt --mode
     "efficientnet-cifar": "efficientnet_cifar",
 }
 
-SMALL_NETWORKS = {"resnet14": "resnet14_small"}  # what a name of two networks means on small images
+SMALL_NETWORKS = {"resnet14": "resnet14_small"}  # what an ambiguous name means on small images
 
 
 def find_old_names(name: str) -> list[str]:
-    """What a model was called before."""
+    """The older names of a model."""
     return [old for old, today in OLD_NAMES.items() if today == name]
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What a model holds and costs, for its own image size and classes."""
+    """Parameters and cost of a model, for its own image size and classes."""
 
     parameters: int
     macs: int  # multiply-adds of one image

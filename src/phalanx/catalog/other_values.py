@@ -194,7 +194,7 @@ OTHER_VALUES: dict[str, dict[str, str]] = {
 
 
 def describe_other_value(option: str, value: str) -> str | None:
-    """What another trainer's value of an option is called here; None where it is not known.
+    """What another trainer's value of an option is called here; None if it is unknown.
 
     >>> describe_other_value("precision", "16-mixed")
     'it is 16.32 here, with --half-type float16 --auto-loss-scaling'
@@ -205,7 +205,7 @@ def describe_other_value(option: str, value: str) -> str | None:
 
 
 def say_here(answer: str) -> str:
-    """Our word, with what an answer adds to it.
+    """A sentence with our name, and what an answer adds to it.
 
     >>> say_here("--mixup-alpha"), say_here("--keep, the newest ones")
     ('it is --mixup-alpha here', 'it is --keep here, the newest ones')

@@ -1,7 +1,7 @@
 """A user's own models and datasets: a module that adds rows to the tables when it is imported.
 
-A plugin is code. It is imported only when the command line, or the keyword of a function, names it;
-a file that names one, which may be somebody else's, is refused until then.
+A plugin is code. It is imported only if the command line, or a keyword of a function, names it; a
+file that names one, which may come from somebody else, is refused unless the user names it, too.
 """
 
 import shlex
@@ -20,13 +20,13 @@ _TABLES: dict[str, tuple[dict[str, Any], type]] = {
     "model": (MODELS, Variant),
     "dataset": (DATASETS, Dataset),
 }
-_LOADED: dict[str, None] = {}  # the names of those that were imported, in their order
+_LOADED: dict[str, None] = {}  # the names of imported plugins, in order
 
 
 def load_plugins(names: str) -> None:
-    """Import the modules of a list with commas; the current folder is searched too.
+    """Import the modules of a comma-separated list; the current folder is searched, too.
 
-    Only for names that the user gave, or that a process got from its parent, which was allowed to.
+    Only for names given by the user, or by a parent process that was allowed to import them.
     """
     for name in _split_names(names):
         _load_plugin(name)
@@ -34,13 +34,13 @@ def load_plugins(names: str) -> None:
 
 
 def has_module(name: str) -> bool:
-    """Whether a module of that name is installed or lies in the current folder."""
+    """Whether a module of that name is installed or in the current folder."""
     name = name.rstrip(",")
     return Path(f"{name}.py").is_file() or find_spec(name) is not None
 
 
 def refuse_unnamed_plugins(names: str, *, where: str) -> None:
-    """Raise where a file asks for plugins that the user has not named."""
+    """Raise if a file asks for plugins that the user has not named."""
     if not _LOADED.keys() >= set(_split_names(names)):
         raise ConfigError(
             f"{where}: asks for the plugin {names}, whose code would run with your permissions; if "
@@ -49,12 +49,12 @@ def refuse_unnamed_plugins(names: str, *, where: str) -> None:
 
 
 def loaded_plugins() -> str | None:
-    """The plugins that the user has named, as a list with commas; None where there are none."""
+    """The plugins that the user has named, as a comma-separated list; None if there are none."""
     return ",".join(_LOADED) or None
 
 
 def format_plugin_flag(names: str | None) -> str:
-    """What a command line must name plugins with, after a space; empty where there are none.
+    """The flag that names plugins on a command line, after a space; empty if there are none.
 
     >>> format_plugin_flag("mine, theirs")
     ' --plugin mine,theirs'
@@ -67,11 +67,11 @@ def _split_names(names: str) -> list[str]:
 
 
 def _load_plugin(name: str) -> None:
-    """Import one module, and see that it took nothing from the tables."""
+    """Import one module, and check that it removed nothing from the tables."""
     before = {kind: dict(table) for kind, (table, _) in _TABLES.items()}
     try:
         here = str(Path.cwd())
-        # only for a plugin that lies there, and last: nothing else is looked for in this folder
+        # only if the plugin is there, and last: no other module is imported from this folder
         if here not in sys.path and find_spec(name.partition(".")[0]) is None:
             sys.path.append(here)
         import_module(name)

@@ -12,7 +12,7 @@ from phalanx.catalog.variant import Variant
 
 @dataclass(frozen=True)
 class Block:
-    """One residual block: its place, channels and stride."""
+    """One residual block: its position, channels and stride."""
 
     stage: int  # from 1, as in layer1
     index: int  # from 0
@@ -23,7 +23,7 @@ class Block:
 
     @property
     def unit(self) -> str:
-        """The name splits and reports use."""
+        """The name that splits and reports use."""
         return f"layer{self.stage}/{self.index}"
 
 
@@ -37,24 +37,24 @@ class ResNetVariant(Variant):
     widths: tuple[int, ...]  # channels inside the blocks of each stage, before groups widen them
     stem: str  # "large": 7x7 stride 2 and max-pool; "small": 3x3
     groups: int = 1  # of the 3x3 in a bottleneck: ResNeXt's cardinality
-    group_width: int | None = None  # channels a group has in the first stage
+    group_width: int | None = None  # channels per group in the first stage
     shortcut: str = "B"  # A: slice and pad with zeros; B: project where shapes differ; C: always
-    project_first: bool = False  # a projection in stage 1's first block even where shapes agree
+    project_first: bool = False  # a projection in stage 1's first block even if shapes agree
     stride_in: str = "3x3"  # of a bottleneck: "3x3" (v1.5) or "1x1" (v1, as in the paper)
 
     @property
     def stem_width(self) -> int:
-        """Channels the stem hands to the first stage."""
+        """Output channels of the stem."""
         return self.widths[0]
 
     @property
     def expansion(self) -> int:
-        """Channels that leave a block, per channel of its stage's width."""
+        """Output channels of a block, per channel of its stage's width."""
         return {"basic": 1, "bottleneck": 4}[self.block]
 
     @property
     def features(self) -> int:
-        """Channels the classifier sees."""
+        """Input channels of the classifier."""
         return self.widths[-1] * self.expansion
 
     @property
@@ -121,12 +121,12 @@ class FastResNetVariant(Variant):
 
     @property
     def halvings(self) -> int:
-        """Once a stage."""
+        """Once per stage."""
         return len(self.residual)
 
     @property
     def smallest_image(self) -> int:
-        """Its pools round down: every one needs two pixels."""
+        """Its pools round down: each needs two pixels."""
         return 2**self.halvings
 
     def norm_channels(self) -> dict[str, int]:

@@ -1,11 +1,11 @@
 """Every name a pipeline split may have: ours, torchvision's, timm's, and those of older programs.
 
-A split names the first thing of the next stage, and a stage starts only where a unit does. A name
-that points inside a unit therefore means the next unit, and the answer says so.
+A split names the first layer of the next stage, and a stage can start only where a unit does. A
+name that points inside a unit therefore means the next unit, and a note says so.
 
-A new spelling is a row of SPELLINGS, with fields in place of numbers. It is written out for every
-block of a model: a name is looked up among these, and mistakes are answered with them. Lists of
-words are strings with spaces.
+A new spelling is a row of SPELLINGS, with fields in place of numbers. It is expanded for every
+block of a model: names are looked up among the results, which are also the suggestions for unknown
+names. Lists of words are strings with spaces.
 """
 
 import re
@@ -25,10 +25,10 @@ _SUGGESTIONS = 3
 
 @dataclass(frozen=True)
 class Split:
-    """Where a stage starts, and why not where its name points."""
+    """Where a stage starts, and why not where its name points, if so."""
 
     name: str  # as it was written
-    unit: str  # the unit the next stage starts at
+    unit: str  # the unit at which the next stage starts
     shifted: str  # "" or one sentence
 
 
@@ -36,7 +36,7 @@ class _SplitTarget(NamedTuple):
     """What a name points to."""
 
     unit: str
-    is_first: bool  # it is the first thing of the unit, not something inside
+    is_first: bool  # the first layer of the unit, not one inside
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class _Spelling:
     """One way to name blocks and what is inside them."""
 
     template: str  # with the fields of _FIELDS
-    words: str = ""  # what may follow the block's name
-    separator: str = "/"  # what stands before a word
+    words: str = ""  # that may follow the block's name
+    separator: str = "/"  # before a word
     first_stage: int = 0  # number of the first stage
     first_block: int = 0  # number of a stage's first block
 
     @property
     def pattern(self) -> re.Pattern[str]:
-        """What names of this form look like, in any model."""
+        """A pattern for names of this form, in any model."""
         pattern = self.template
         for field, digits in _FIELDS.items():
             pattern = pattern.replace(f"{{{field}}}", f"(?P<{field}>{digits})")
@@ -60,10 +60,10 @@ class _Spelling:
 
 
 class _BlockKind(NamedTuple):
-    """A kind of block, told from others of its family by its count of norms."""
+    """A kind of block, identified within its family by its number of norms."""
 
-    first: str = ""  # words for its first thing: a convolution, or the shortcut's projection
-    missing: str = ""  # words for what only other kinds have
+    first: str = ""  # words for its first layer: a convolution, or the shortcut's projection
+    missing: str = ""  # words for layers that only other kinds have
 
 
 _FIELDS = {"stage": r"\d+", "block": r"\d+", "flat": r"\d+", "letter": "[a-z]"}
@@ -117,20 +117,20 @@ _RESIDUAL_FIRST = (
     "conv conv1 0_conv 1_conv layer1_conv layer1_conv_ds shortcut "
     "downsample downsample/0 downsample_0"
 )
-_BLOCK_KINDS: dict[tuple[str, int], _BlockKind] = {  # by family and count of norms
+_BLOCK_KINDS: dict[tuple[str, int], _BlockKind] = {  # by family and number of norms
     ("ResNet", 2): _BlockKind(_RESIDUAL_FIRST, missing="conv3 bn3 act3 3_conv 3_bn 3_gn 3_relu"),
     ("ResNet", 3): _BlockKind(_RESIDUAL_FIRST),
     ("ResNet-9", 1): _BlockKind("conv1", missing="conv2 bn2 act2"),
     ("ResNet-9", 2): _BlockKind("conv1", missing="pool"),
     ("airbench", 2): _BlockKind("conv1"),
-    # the first stage does not widen: it is_first with the filter, and conv_pw narrows
+    # the first stage has no expansion: it begins with the depthwise convolution; conv_pw projects
     ("EfficientNet", 2): _BlockKind(
         "conv_dw _depthwise_conv b", missing="act2 conv_pwl bn3 _expand_conv _bn0"
     ),
     ("EfficientNet", 3): _BlockKind("conv_pw _expand_conv"),
 }
 
-# words for the first thing of a unit, and words for the rest
+# words for the first layer of a unit, and for the others
 _STEM_AND_HEAD: dict[str, dict[str, tuple[str, str]]] = {
     "ResNet": {
         "stem": (
@@ -177,7 +177,7 @@ def find_split(variant: Variant, name: str, *, model: str) -> Split:
 
 
 def list_split_names(variant: Variant) -> dict[str, _SplitTarget]:
-    """Everything a split of this model may be called; of other families, units and stages."""
+    """All names of splits of this model; for other families, units and stages only."""
     names = {unit: _SplitTarget(unit, True) for unit in variant.units}
     for stage, units in _group_by_stage(variant).items():
         names.setdefault(stage, _SplitTarget(units[0], True))
@@ -186,19 +186,19 @@ def list_split_names(variant: Variant) -> dict[str, _SplitTarget]:
         names |= {word: _SplitTarget(unit, False) for word in inside.split()}
     for spelling in SPELLINGS.get(variant.family, ()):
         for name, target in expand_spelling(variant, spelling):
-            names.setdefault(name, target)  # a name without a block is its stage's first
+            names.setdefault(name, target)  # a name without a block means its stage's first block
     for name, unit in list_traced_additions(variant).items():
         names[name] = _SplitTarget(unit, False)
     return names
 
 
 def _stage_of(unit: str) -> str:
-    """What comes before a unit's last number; a unit without one is its own stage."""
+    """A unit's name without its last number; a unit without a number is its own stage."""
     return unit.rpartition("/")[0] or unit
 
 
 def _group_by_stage(variant: Variant) -> dict[str, list[str]]:
-    """The units of every stage that has numbered ones."""
+    """The units of every stage that has numbered units."""
     stages: dict[str, list[str]] = {}
     for unit in variant.units:
         if _stage_of(unit) != unit:
@@ -207,7 +207,7 @@ def _group_by_stage(variant: Variant) -> dict[str, list[str]]:
 
 
 def expand_spelling(variant: Variant, spelling: _Spelling) -> Iterator[tuple[str, _SplitTarget]]:
-    """All names that a spelling has for the blocks of a model and what is inside them."""
+    """All names that a spelling gives to the blocks of a model and the layers inside them."""
     norms = Counter(path.rpartition(".")[0].replace(".", "/") for path in variant.norm_channels())
     flat = 0
     for stage, units in enumerate(_group_by_stage(variant).values(), start=spelling.first_stage):
@@ -223,7 +223,7 @@ def expand_spelling(variant: Variant, spelling: _Spelling) -> Iterator[tuple[str
 
 
 def list_traced_additions(variant: Variant) -> dict[str, str]:
-    """The names a traced graph gives to residual additions, and the unit of each.
+    """The names that a traced graph gives to residual additions, with the unit of each.
 
     >>> from phalanx.catalog.models import MODELS
     >>> list_traced_additions(MODELS["resnet8"])["add_1"]
@@ -241,7 +241,7 @@ def list_traced_additions(variant: Variant) -> dict[str, str]:
 
 
 def _describe_unknown_number(variant: Variant, path: str, *, model: str) -> str:
-    """What to say of a name of a known form whose numbers the model does not have; else ""."""
+    """The error for a name of a known form with numbers that the model does not have; else ""."""
     for spelling in SPELLINGS.get(variant.family, ()):
         pattern = spelling.pattern
         wanted = pattern.fullmatch(path)
@@ -263,12 +263,12 @@ def _describe_unknown_number(variant: Variant, path: str, *, model: str) -> str:
 
 
 def _describe_range(first: str, last: str) -> str:
-    """A row of names by its two ends."""
+    """A range of names, by its two ends."""
     return first if first == last else f"{first} to {last}"
 
 
 def _describe_unknown_name(path: str, known: dict[str, _SplitTarget], *, model: str) -> str:
-    """What to say of a name of no known form."""
+    """The error for a name of unknown form."""
     near = get_close_matches(path, known, n=_SUGGESTIONS)
     parts = dict.fromkeys(_stage_of(target.unit) for target in known.values())
     way_out = f"near it: {', '.join(near)}" if near else f"it has {', '.join(parts)}"

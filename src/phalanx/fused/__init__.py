@@ -1,1 +1,1 @@
-"""Blocks of networks that train by kernels of our own, in the place of plain modules."""
+"""Units of networks that train with our own kernels instead of plain modules."""

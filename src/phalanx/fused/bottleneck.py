@@ -1,11 +1,11 @@
-"""A bottleneck block of ResNet or ResNeXt in training, its last convolution one product each way.
+"""A bottleneck block of ResNet or ResNeXt in training, with its last norm folded into a GEMM.
 
-The norm behind the last 1x1 convolution, and behind a shortcut's, is known before the convolution
-runs (phalanx.products.fold): convolution, norm, residual and ReLU are one product, and its backward
-pass neither stores nor reads the convolution's output. The 3x3 convolution is the library's.
+The norm after the last 1x1 convolution, and after a shortcut's, is known before the convolution
+runs (phalanx.products.fold): convolution, norm, residual and ReLU are one GEMM, and its backward
+pass neither stores nor reads the convolution's output. The 3x3 convolution is cuDNN's.
 
-Where two such blocks meet, the one above writes the gradient of its input masked by the ReLU of the
-one below, with the sums of its columns, which the one below needs next. They travel as the
+Of two consecutive blocks, the upper one writes the gradient of its input already masked by the
+lower one's ReLU, with its column sums, which the lower one needs next. The sums are passed as the
 gradient of a `_Gate`'s ticket.
 """
 
@@ -56,20 +56,20 @@ from phalanx.products.gradients import (
     weight_gradient,
 )
 
-_CHANNELS = 64  # every layer has a multiple of so many
-_MOST_ELEMENTS = 2**31  # the kernels' offsets have 32 bits
+_CHANNELS = 64  # every layer has a multiple of this
+_MOST_ELEMENTS = 2**31  # the kernels' offsets are 32-bit
 _WIDEST_GRAM = 512  # channels; beyond, a shortcut's Gram matrix costs more than it saves
 
 
 class _Gate(NamedTuple):
-    """What a block's ReLU let through as bits, and what brings back the gradient's sums."""
+    """The mask of a block's ReLU as bits, and the ticket whose gradient brings back the sums."""
 
     bits: Tensor
-    ticket: Tensor  # [C]; its values mean nothing
+    ticket: Tensor  # [C]; its values are meaningless
 
 
 class _NormedConv(NamedTuple):
-    """A convolution, its weight in 16 bits and the norm behind it."""
+    """A convolution, its weight in 16 bits and its norm."""
 
     conv: nn.Conv2d
     weight: Tensor
@@ -87,7 +87,7 @@ class _NormedConv(NamedTuple):
 
     @property
     def running(self) -> list[Tensor]:
-        """What the norm keeps of batches: mean, variance and their number."""
+        """The norm's running mean and variance, and its number of batches."""
         norm = self.norm
         assert norm.running_mean is not None and norm.running_var is not None
         assert norm.num_batches_tracked is not None
@@ -133,7 +133,7 @@ class _BottleneckLayers:
 
     @property
     def folds_short(self) -> bool:
-        """Whether the shortcut's norm is known beforehand."""
+        """Whether the shortcut's norm is folded: known before its convolution."""
         return self.short is not None and self.short.conv.in_channels <= _WIDEST_GRAM
 
 
@@ -141,7 +141,7 @@ class _BottleneckLayers:
 
 
 def _run_first(pair: _NormedConv, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The first convolution and its norm's vectors: in one product or two, as measured."""
+    """The first convolution and its norm's vectors: in one pass or two, whichever is faster."""
     count = x.numel() // x.shape[1]
 
     def joined(running: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -159,7 +159,7 @@ def _run_first(pair: _NormedConv, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fold(pair: _NormedConv, x: Tensor, v: Tensor | None) -> _Folded:
-    """The input of a convolution, normalised by v where that is given, and the norm behind it."""
+    """The input of a convolution, normalised with v if that is given, and its norm's vectors."""
     stride = pair.conv.stride[0]
     if v is None and stride == 1:
         kept, (gram, sums) = x, gram_matrix(x)
@@ -173,7 +173,7 @@ def _fold(pair: _NormedConv, x: Tensor, v: Tensor | None) -> _Folded:
 
 
 def _run_short(layers: _BottleneckLayers, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """What the block adds, and what its backward pass needs."""
+    """The shortcut's output, and what its backward pass needs."""
     pair = layers.short
     if pair is None:
         return x, ()
@@ -193,7 +193,7 @@ def _run_short(layers: _BottleneckLayers, x: Tensor) -> tuple[Tensor, tuple[Tens
 def _fold_back(
     pair: _NormedConv, g: Tensor, s: Tensor, folded: _Folded
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """The gradients of a convolution's weight and of its norm, and what its input's is made of."""
+    """Gradients of a convolution's weight and norm, and the arguments of `input_gradient`."""
     x, sums, t, v = folded
     raw, count = weight_gradient(g, x), x.numel() // x.shape[1]
     parts = [sums, pair.matrix, t]
@@ -205,7 +205,7 @@ def _fold_back(
 def _short_back(
     layers: _BottleneckLayers, g: Tensor, s: Tensor, saved: tuple[Tensor, ...]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The gradient of the shortcut's input, of few pixels where it is strided, and of weights."""
+    """Gradients of the shortcut's input, subsampled if it is strided, and of its weights."""
     pair = layers.short
     if pair is None:
         return g, ()
@@ -220,7 +220,7 @@ def _short_back(
 
 
 def _pass_gate(dy: Tensor, s: Tensor | None, bits: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient behind the block's ReLU, and its sums: the block above may have made both."""
+    """The gradient masked by the block's ReLU, and its sums; the block above may have made both."""
     if s is not None and getattr(s, "summed", None) is dy:
         return dy, s
     if not is_spread(dy):
@@ -240,7 +240,7 @@ class _BottleneckFunction(torch.autograd.Function):
         ticket: Tensor | None,
         *weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The block's output, its bits and its ticket; the others are those of x."""
+        """The block's output, its bits and its ticket; the arguments are those of x."""
         a, v1 = _run_first(layers.first, x)
         a1 = apply_norm(a, v1, RELU)
         b = layers.middle.convolve(a1)
@@ -282,7 +282,7 @@ class _BottleneckFunction(torch.autograd.Function):
 def _input_back(
     pair: _NormedConv, da: Tensor, dz: Tensor, bits: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradient of a block's input; with bits, as the block below wants it, and its sums."""
+    """The gradient of a block's input; with bits, masked for the block below, and its sums."""
     if bits is None:
         return skip_gradient(da, pair.matrix, dz), None
     dx, sums = skip_gradient_gated(da, pair.matrix, dz, bits)
@@ -291,7 +291,7 @@ def _input_back(
 
 
 def _shape_gradients(layers: _BottleneckLayers, grads: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients in the types and shapes of the block's weights."""
+    """Gradients in the dtypes and shapes of the block's weights."""
     weights = _find_weights(layers.pairs)
     return [
         grad.to(weight.dtype).view(weight.shape) if grad.ndim < 4 else grad.to(weight.dtype)
@@ -305,7 +305,7 @@ def _find_weights(pairs: Sequence[_NormedConv]) -> list[Tensor]:
 
 
 class _MeanFunction(torch.autograd.Function):
-    """The mean over pixels, whose gradient is one row for all pixels of an image, unwritten."""
+    """Mean pooling, whose gradient is one row expanded to all pixels of an image, not copied."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -346,20 +346,20 @@ class _BottleneckUnit:
         return y
 
     def _is_too_large(self, x: Tensor) -> bool:
-        """Whether one of the block's images has more elements than the kernels can count."""
+        """Whether one of the block's tensors has more elements than 32-bit offsets reach."""
         channels = max(max(conv.in_channels, conv.out_channels) for conv, _ in self._pairs)
         return x.numel() // x.shape[1] * channels >= _MOST_ELEMENTS
 
 
 def build_folded_bottleneck(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
-    """The function of a block, or UnitNotFused."""
+    """The function of a block; raises UnitNotFused."""
     (block,) = modules
     assert isinstance(block, Bottleneck)
     return _BottleneckUnit(block, half)
 
 
 class _MeanHead:
-    """Mean over pixels, dropout and linear layer behind the last block."""
+    """Mean over pixels, dropout and linear layer after the last block."""
 
     def __init__(self, drop: nn.Module, linear: nn.Module) -> None:
         self._drop, self._linear = drop, linear
@@ -370,13 +370,13 @@ class _MeanHead:
 
 
 def build_mean_head(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
-    """The function of a ResNet's head, or UnitNotFused."""
+    """The function of a ResNet's head; raises UnitNotFused."""
     check_types(modules, GlobalAvgPool, Dropout, nn.Linear)
     return _MeanHead(*modules[1:])
 
 
 def _check_block(block: Bottleneck) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-    """The block's convolutions with their norms, if the kernels take all of them."""
+    """The block's convolutions with their norms, if the kernels support all of them."""
     if block.rate:
         raise UnitNotFused("it drops paths")
     check_types([block.act1, block.act2, block.act3], nn.ReLU, nn.ReLU, nn.ReLU)

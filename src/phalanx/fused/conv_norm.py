@@ -1,4 +1,4 @@
-"""A convolution by the libraries and the norm behind it by kernels, both ways."""
+"""A convolution by cuDNN and its norm by our kernels, forward and backward."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -39,13 +39,13 @@ class _NormPart(ABC):
 
     @abstractmethod
     def reduce(self, dy: Tensor, x: Tensor, v: Tensor, activation: int, factor: Any) -> Tensor:
-        """Its backward vectors u, from the gradient behind its activation."""
+        """Its backward vectors u, from the gradient of its activation's output."""
 
     @abstractmethod
     def reduce_gated(
         self, dy: Tensor, x: Tensor, v: Tensor, gate: Tensor, *more: Any
     ) -> tuple[Tensor, Tensor]:
-        """The gradient that passes the gate, and u; `more`: second gradient and factor."""
+        """The gated gradient, and u; `more`: second gradient and factor."""
 
     @abstractmethod
     def list_gradients(self, u: Tensor) -> list[Tensor]:
@@ -69,7 +69,7 @@ class _BatchNormPart(_NormPart):
         return [self.norm.weight, self.norm.bias]
 
     def find_vectors(self, x: Tensor) -> Tensor:
-        """The norm's vectors; running statistics are updated."""
+        """The norm's vectors; updates the running statistics."""
         norm = self.norm
         assert norm.running_mean is not None and norm.running_var is not None
         assert norm.num_batches_tracked is not None and norm.momentum is not None
@@ -83,7 +83,7 @@ class _BatchNormPart(_NormPart):
     def reduce_gated(
         self, dy: Tensor, x: Tensor, v: Tensor, gate: Tensor, *more: Any
     ) -> tuple[Tensor, Tensor]:
-        """The gradient that passes the gate, and u."""
+        """The gated gradient, and u."""
         return reduce_norm_gated(dy, x, v, gate, *more)
 
     def list_gradients(self, u: Tensor) -> list[Tensor]:
@@ -120,11 +120,11 @@ class _GroupNormPart(_NormPart):
     def reduce_gated(
         self, dy: Tensor, x: Tensor, v: Tensor, gate: Tensor, *more: Any
     ) -> tuple[Tensor, Tensor]:
-        """The gradient that passes the gate, and u."""
+        """The gated gradient, and u."""
         return reduce_group_norm_gated(dy, x, v, self.groups, gate, *more)
 
     def list_gradients(self, u: Tensor) -> list[Tensor]:
-        """The first two rows of u, of all images together."""
+        """The first two rows of u, summed over the images."""
         return list(u[:2].sum(1).unbind())
 
 
@@ -150,7 +150,7 @@ class ConvNorm:
     def norm_back(
         self, dy: Tensor, a: Tensor, v: Tensor, activation: int, factor: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """The gradient of the norm's input from that behind its activation; of its parameters."""
+        """Gradients of the norm's input and parameters, from that of its activation's output."""
         u = self.norm.reduce(dy, a, v, activation, factor)
         return apply_norm_back(dy, a, v, u, activation, factor), self.norm.list_gradients(u)
 
@@ -162,12 +162,12 @@ class ConvNorm:
 
 
 def find_conv_norm(conv: nn.Module, norm: nn.Module, half: torch.dtype) -> ConvNorm:
-    """The pair, if kernels take it; else raises UnitNotFused."""
+    """The pair, if our kernels support it; else raises UnitNotFused."""
     return ConvNorm(check_conv(conv), _find_norm(norm), half)
 
 
 def _find_norm(norm: nn.Module) -> _NormPart:
-    """The norm in passes, if kernels take it; else raises UnitNotFused."""
+    """The norm in passes, if our kernels support it; else raises UnitNotFused."""
     if type(norm) in GROUP_NORMS:
         assert isinstance(norm, nn.GroupNorm)
         return _GroupNormPart(norm)
@@ -198,6 +198,6 @@ def convolve_back(
 
 
 def _find_shape(conv: nn.Conv2d) -> ConvShape:
-    """The shape of a module's convolution, as `check_conv` takes them."""
+    """The shape of a convolution that `check_conv` accepted."""
     assert not isinstance(conv.padding, str)
     return ConvShape(conv.stride, conv.padding, conv.dilation, conv.groups)

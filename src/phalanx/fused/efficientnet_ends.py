@@ -1,4 +1,4 @@
-"""The first and the last unit of an EfficientNet in training, written out over phalanx.mbconv."""
+"""The stem and the head of an EfficientNet in training, written out with phalanx.mbconv."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +40,7 @@ from phalanx.models.units import FusedUnit
 
 
 def _choose(part: str, conv: nn.Conv2d, x: Tensor, ways: dict[str, Any]) -> Any:
-    """What the fastest way gives; the kernels know 3x3 of stride 2 over three colours."""
+    """The result of the fastest; our kernels support 3x3 of stride 2 over three channels only."""
     sizes = (conv.in_channels, conv.kernel_size[0], conv.stride[0], conv.groups)
     if sizes != (3, 3, 2, 1):
         return ways["apart"]()
@@ -66,7 +66,7 @@ def _convolve(conv: nn.Conv2d, x: Tensor, weight: Tensor) -> tuple[Tensor, Tenso
 def _convolve_back(
     conv: nn.Conv2d, kept: Sequence[Tensor], ds: Tensor, u: Tensor, *, wants_image: bool
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of the image, nothing of use unless it wants one, and of the weights."""
+    """The gradients of the image (meaningless unless `wants_image`) and of the weights."""
     x, weight, raw, _ = kept
 
     def apart() -> tuple[Tensor, Tensor]:
@@ -85,7 +85,7 @@ def _convolve_back(
 
 
 class _EndUnit(BoundedUnit):
-    """A convolution and the norm behind it."""
+    """A convolution and its norm."""
 
     def __init__(self, modules: Sequence[nn.Module], half: torch.dtype, kernel: int | None) -> None:
         conv, norm = modules[:2]
@@ -107,7 +107,7 @@ class _SiluStem(_EndUnit):
     """Convolution, norm and SiLU."""
 
     def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
-        """What the first block gets."""
+        """The input of the first block."""
         weight = to_half(self._conv.weight, self.half)
         raw, sums = _convolve(self._conv, x, weight)
         v = take_statistics(self._norm, sums, raw)

@@ -1,4 +1,4 @@
-"""Which units of a model train by kernels of our own instead of their modules."""
+"""Which units of a model train with our own kernels instead of their modules."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,7 +21,7 @@ from phalanx.units import format_plural
 _Builder = Callable[[Sequence[nn.Module], torch.dtype], FusedUnit]
 """Makes the function of a unit from its modules and the 16-bit type, or raises UnitNotFused."""
 
-# by the class of a unit's only module, or by the name of a unit of several; the first that suits
+# by the class of a unit's only module, or by the name of a unit of several; the first that works
 _BUILDERS: dict[type[nn.Module] | str, tuple[_Builder, ...]] = {
     BasicBlock: (build_basic_block,),
     Bottleneck: (build_folded_bottleneck, build_bottleneck),
@@ -38,9 +38,9 @@ _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 def fuse_units(model: UnitModel, half: torch.dtype, *, interpreted: bool = False) -> dict[str, str]:
-    """Enter into `model.fused` every unit that suits; gives why each other one does not.
+    """Add every supported unit to `model.fused`; returns why the others are not supported.
 
-    interpreted: on the CPU too, for checks with Triton's interpreter; then any type may be `half`.
+    interpreted: also on the CPU, for tests in Triton's interpreter; then `half` may be any dtype.
     """
     on_gpu = next(model.parameters()).is_cuda and not interpreted
     problem = find_gpu_problem() if on_gpu else None
@@ -61,9 +61,9 @@ def fuse_units(model: UnitModel, half: torch.dtype, *, interpreted: bool = False
 
 
 def describe_left(reasons: Mapping[str, str], model: UnitModel) -> list[str]:
-    """A line for a person where units keep to their modules, with the reason of the first.
+    """A line for the user if units keep their modules, with the reason for the first.
 
-    Not of a head: it is a small part of any network.
+    Heads do not count: they are a small part of any network.
     """
     reasons = {unit: reason for unit, reason in reasons.items() if unit != "head"}
     if not reasons:
@@ -76,7 +76,7 @@ def describe_left(reasons: Mapping[str, str], model: UnitModel) -> list[str]:
 
 
 def _build(unit: str, modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
-    """The function of a unit by the first builder that takes it; the last says why not."""
+    """The function of a unit by the first builder that supports it, or the last one's reason."""
     key = type(modules[0]) if len(modules) == 1 else unit
     reason = UnitNotFused("there are no kernels for it")
     for build in _BUILDERS.get(key, ()):

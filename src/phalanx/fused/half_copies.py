@@ -1,4 +1,4 @@
-"""The weights of fused units in 16 bits, cast once a pass and all together."""
+"""16-bit copies of the weights of fused units, cast all together once per pass."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ _COPY = "half_copy"  # the attribute of a weight that holds its copy
 
 
 def cast_before_passes(model: UnitModel, half: torch.dtype) -> None:
-    """Have every training pass begin with fresh copies of the weights that fused units use."""
+    """Refresh the copies of fused units' weights before every training pass, by a hook."""
     paths = [path for unit in model.fused for path in model.units[unit]]
     modules = [layer for path in paths for layer in model.get_submodule(path).modules()]
     weights, copies = attach_copies(modules, half)
@@ -27,7 +27,7 @@ def cast_before_passes(model: UnitModel, half: torch.dtype) -> None:
 def attach_copies(
     modules: Iterable[nn.Module], half: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Give the float32 weights of convolutions and linear layers a copy; gives both."""
+    """Attach a copy to each float32 weight of convolutions and linear layers; returns both."""
     layers = [module for module in modules if isinstance(module, nn.Conv2d | nn.Linear)]
     weights: list[Tensor] = [m.weight for m in layers if m.weight.dtype == torch.float32]
     copies = [weight.detach().to(half) for weight in weights]
@@ -37,12 +37,12 @@ def attach_copies(
 
 
 def find_half_copy(weight: Tensor) -> Tensor | None:
-    """The copy of a weight, where it has one; whoever changes the weight changes both."""
+    """The copy of a weight, if it has one; code that changes the weight must change both."""
     return getattr(weight, _COPY, None)
 
 
 def to_half(weight: Tensor, half: torch.dtype) -> Tensor:
-    """A weight in 16 bits: its copy, where there is one, else cast now; no gradient passes."""
+    """A weight in 16 bits, detached: its copy if it has one, else cast now."""
     copy = find_half_copy(weight)
     if copy is not None and copy.dtype == half:
         return copy

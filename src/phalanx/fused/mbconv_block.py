@@ -1,9 +1,9 @@
-"""A block of EfficientNet in training: forward and backward written out over phalanx.mbconv.
+"""A block of EfficientNet in training: forward and backward written out with phalanx.mbconv.
 
 Tensors by name, in the order of the data: x, the input; raw, its expansion before the norm; d, the
-depthwise convolution; gated, what squeeze-excite makes of it; p, the projection. v are the vectors
-of norms (phalanx.mbconv.norms). Where there are several ways to one result, the fastest is
-measured once a shape.
+depthwise convolution; gated, the output of squeeze-excite; p, the projection. v holds the vectors
+of a norm (phalanx.mbconv.norms). Where there are several implementations, the fastest is chosen
+once per shape.
 """
 
 from collections.abc import Sequence
@@ -101,7 +101,7 @@ class _BlockLayers:
 
 
 def _check_layers(block: nn.Module) -> _BlockLayers:
-    """The layers of either kind of block, if the kernels know them all."""
+    """The layers of either kind of block, if the kernels support them all."""
     if isinstance(block, InvertedResidual):
         expand, first = check_square_conv(block.conv_pw, 1), check_norm(block.bn1)
         norms, project = (block.bn2, block.bn3), block.conv_pwl
@@ -127,13 +127,13 @@ def _check_layers(block: nn.Module) -> _BlockLayers:
 
 
 def _is_depthwise(conv: nn.Conv2d) -> bool:
-    """Whether a convolution filters each channel alone, by a window that the kernels know."""
+    """Whether a convolution is depthwise, with a size and stride that our kernels support."""
     sizes = (conv.kernel_size[0], conv.stride[0])
     return conv.groups == conv.in_channels == conv.out_channels and sizes in _WINDOWS
 
 
 def _choose(part: str, conv: nn.Conv2d, x: Tensor, ways: Ways) -> Any:
-    """What the fastest way gives, measured once for each shape; off the GPU the first."""
+    """The result of the fastest, which is timed once per shape; off the GPU, of the first."""
     if len(ways) == 1 or not x.is_cuda:
         return next(iter(ways.values()))()
     sizes = (*conv.weight.shape, *conv.stride, *x.shape)
@@ -141,7 +141,7 @@ def _choose(part: str, conv: nn.Conv2d, x: Tensor, ways: Ways) -> Any:
 
 
 def _expand(conv: nn.Conv2d, kept: Kept) -> tuple[Tensor, Tensor]:
-    """The first product and its sums."""
+    """The expansion and its sums."""
     x, weight = kept["x"], kept["expand"].flatten(1)
 
     def apart() -> tuple[Tensor, Tensor]:
@@ -170,7 +170,7 @@ def _convolve(conv: nn.Conv2d, kept: Kept) -> tuple[Tensor, Tensor]:
     if not _is_depthwise(conv):
         return by_cudnn()
     ways: dict[str, Any] = {"own": lambda: convolve(activate(), weight, None, stride)}
-    if v is not None and kernel == 3:  # SiLU on the load, a few times for each value
+    if v is not None and kernel == 3:  # SiLU on load, a few times per value
         on_load = {"on the load": lambda: convolve(raw, weight, v, stride)}
         ways = on_load | ways if stride == 2 else ways | on_load
     return _choose("convolve", conv, raw, ways)
@@ -193,7 +193,7 @@ def _forward(layers: _BlockLayers, kept: Kept) -> Tensor:
 
 
 def _project_back(layers: _BlockLayers, kept: Kept, dy: Tensor, found: Kept) -> Tensor:
-    """The gradient of what squeeze-excite made."""
+    """The gradient of squeeze-excite's output."""
     p, noise = kept["p"], kept.get("noise")
     sums = sum_gradients(dy, p, noise, layers.rate)
     u = finish_back(sums, kept["v3"], count_rows(p))
@@ -204,7 +204,7 @@ def _project_back(layers: _BlockLayers, kept: Kept, dy: Tensor, found: Kept) -> 
 
 
 def _excite_back(layers: _BlockLayers, kept: Kept, dt: Tensor, found: Kept) -> Tensor:
-    """The gradient of the depthwise convolution's result."""
+    """The gradient of the depthwise convolution's output."""
     d, v, gate = kept["d"], kept["v2"], kept["gate"]
     back = sum_images_back(d, v, dt)
     pixels, weights = d.shape[2] * d.shape[3], layers.excite_weights[::2]
@@ -218,9 +218,9 @@ def _excite_back(layers: _BlockLayers, kept: Kept, dt: Tensor, found: Kept) -> T
 
 
 def _convolve_back(conv: nn.Conv2d, kept: Kept, dd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of the norm's output before, its sums, and the gradient of the weights.
+    """The gradient of the preceding norm's output, its sums, and the gradient of the weights.
 
-    Without a norm before, the first is the gradient of the block's input, and the sums are none.
+    Without such a norm, the first is the gradient of the block's input; the sums are meaningless.
     """
     raw, v, weight = kept.get("raw", kept["x"]), kept.get("v1"), kept["depthwise"]
     stride = conv.stride[0]
@@ -241,7 +241,7 @@ def _convolve_back(conv: nn.Conv2d, kept: Kept, dd: Tensor) -> tuple[Tensor, Ten
     if not _is_depthwise(conv):
         return by_cudnn()
     ways: dict[str, Any] = {"own": own}
-    if (stride, conv.kernel_size[0]) == (1, 5):  # elsewhere the kernel is ahead by far
+    if (stride, conv.kernel_size[0]) == (1, 5):  # elsewhere our kernel is far faster
         ways["cudnn"] = by_cudnn
     return _choose("convolve back", conv, raw, ways)
 
@@ -249,7 +249,7 @@ def _convolve_back(conv: nn.Conv2d, kept: Kept, dd: Tensor) -> tuple[Tensor, Ten
 def _expand_back(
     layers: _BlockLayers, kept: Kept, ds: Tensor, u: Tensor, dy: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of the block's input, the skip's with it, and of the first weights."""
+    """Gradients of the block's input, including the skip's, and of the expansion's weights."""
     raw, x, weight = kept["raw"], kept["x"], kept["expand"].flatten(1)
     add = dy if layers.skips else None
 

@@ -1,4 +1,4 @@
-"""What the fused units of an EfficientNet share: norms in training, products, gradients."""
+"""Shared by the fused units of an EfficientNet: norms in training, products, gradients."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,14 +14,14 @@ Kept = dict[str, Tensor]  # tensors that the backward pass needs, by name
 
 
 class BoundedUnit(WrittenUnit):
-    """A unit whose kernels count in 32 bits, and whose norms need two pixels each."""
+    """A unit whose kernels have 32-bit offsets, and whose norms need two pixels each."""
 
     def __init__(self, modules: Sequence[nn.Module], half: torch.dtype, conv: nn.Conv2d) -> None:
         super().__init__(modules, half)
         self._widest, self._stride = conv.out_channels, conv.stride[0]
 
     def __call__(self, x: Tensor, noise: Tensor | None) -> Tensor:
-        """The unit's output, by its modules where an image is too large or too small."""
+        """The unit's output, by its modules where a batch is too large or too small."""
         rows = count_rows(x)
         if 2 * self._stride**2 <= rows and rows * self._widest < 2**31:
             return super().__call__(x, noise)
@@ -33,7 +33,7 @@ class BoundedUnit(WrittenUnit):
 
 
 def check_norm(norm: nn.Module) -> nn.BatchNorm2d:
-    """The module, if it is a batch norm of as many channels as the kernels can load at a time."""
+    """The module, if it is a batch norm with a multiple of 8 channels, as vector loads need."""
     checked = check_batch_norm(norm)
     if checked.num_features % 8:
         raise UnitNotFused(f"its norm has {checked.num_features} channels, no multiple of 8")
@@ -41,7 +41,7 @@ def check_norm(norm: nn.Module) -> nn.BatchNorm2d:
 
 
 def check_square_conv(conv: nn.Module, kernel: int | None = None) -> nn.Conv2d:
-    """The module, if it is a convolution that keeps the image's size but for its stride."""
+    """The module, if it is a square convolution that, but for its stride, keeps the size."""
     checked = check_conv(conv)
     size, stride = checked.kernel_size[0], checked.stride[0]
     shape = (checked.kernel_size, checked.stride, checked.padding, checked.dilation)
@@ -53,7 +53,7 @@ def check_square_conv(conv: nn.Module, kernel: int | None = None) -> nn.Conv2d:
 
 
 def take_statistics(norm: nn.BatchNorm2d, sums: Tensor, x: Tensor) -> Tensor:
-    """The forward vectors of a norm; its running statistics are updated."""
+    """The forward vectors of a norm; updates its running statistics."""
     running = [norm.running_mean, norm.running_var, norm.num_batches_tracked]
     affine = [norm.weight.detach(), norm.bias.detach()]
     momentum = norm.momentum or 0.0
@@ -68,7 +68,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _to_gradient(value: Tensor, parameter: Tensor) -> Tensor:
-    """A gradient in channels_last order, with the type and strides of its parameter."""
+    """A gradient in channels_last order, with the dtype and strides of its parameter."""
     value = value.to(parameter.dtype).contiguous()
     return value.as_strided(parameter.shape, parameter.stride())
 

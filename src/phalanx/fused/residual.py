@@ -1,4 +1,4 @@
-"""Residual blocks of which every norm is two kernels forward and two backward."""
+"""Residual blocks in which every norm takes two passes forward and two backward."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from phalanx.models.resnet import BasicBlock, Bottleneck, ResidualConvPair, Slic
 
 
 class _ResidualBlock(WrittenUnit):
-    """Convolutions with norm and ReLU, the last ReLU behind the sum with the shortcut."""
+    """Convolutions with norm and ReLU; the last ReLU follows the sum with the shortcut."""
 
     takes_second = True
 
@@ -114,7 +114,7 @@ def _build(
 
 
 def _find_shortcut(shortcut: nn.Module, half: torch.dtype) -> ConvNorm | SliceAndPad | None:
-    """A projection, the input made to fit, or nothing for the input itself."""
+    """A projection, a SliceAndPad, or None for the input itself."""
     if type(shortcut) is nn.Sequential and len(shortcut) == 2:
         return find_conv_norm(shortcut[0], shortcut[1], half)
     if isinstance(shortcut, SliceAndPad):

@@ -1,4 +1,4 @@
-"""Units without a shortcut: stems, and the halving blocks of FastResNet and airbench."""
+"""Units without a shortcut: stems, and the pooling blocks of FastResNet and airbench."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -70,38 +70,38 @@ class _ConvUnit(WrittenUnit):
         return dx, None, [dw, *own]
 
     def arrange(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The input and the 16-bit weight as the convolution wants them."""
+        """The input and the 16-bit weight in the layout of the convolution."""
         return x, to_half(self._pair.conv.weight, self.half)
 
     def convolve(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The convolution of what was arranged."""
+        """The convolution of an arranged input."""
         return convolve(x, weight, self._pair.conv)
 
     def convolve_back(
         self, da: Tensor, x: Tensor, weight: Tensor, *, wanted: bool
     ) -> tuple[Tensor | None, Tensor]:
-        """Gradients of the input, if wanted, and of the weight, from what was arranged."""
+        """Gradients of the input, if wanted, and of the weight."""
         return convolve_back(da, x, weight, self._pair.conv, wanted=wanted)
 
 
 class _ImageStem(_ConvUnit):
     """A unit whose convolution reads an image, in the layout that is fastest.
 
-    Few libraries are fast on three channels. The image gets a fourth of zeros, or, for a stride of
-    2, blocks of 2 x 2 pixels become 16 channels: a smaller convolution of stride 1.
+    cuDNN is slow on three channels. The image gets a fourth channel of zeros or, for a stride of 2,
+    blocks of 2 x 2 pixels become 16 channels (space-to-depth): a smaller convolution of stride 1.
     """
 
     casts_input = False
 
     def arrange(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The image and the weight in the layout that is fastest for both ways."""
+        """The image and the weight in the layout that is fastest for forward and backward."""
         forms = self._list_forms(x)
         key = f"stem {tuple(x.shape)} {tuple(self._pair.conv.weight.shape)} {x.dtype} {self.half}"
         ways = {form: partial(self._try, x, form) for form in forms}
         return self._arrange_as(x, CHOICES.choose_name(key, ways))
 
     def convolve(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The convolution of what was arranged."""
+        """The convolution of an arranged input."""
         return convolve(x, weight, self._shape_for(x))
 
     def convolve_back(
@@ -114,7 +114,7 @@ class _ImageStem(_ConvUnit):
         return None, dw[:, :3]
 
     def _list_forms(self, x: Tensor) -> list[str]:
-        """The layouts that this convolution can have."""
+        """The layouts that this convolution supports."""
         conv = self._pair.conv
         size = conv.kernel_size[0]
         even = x.shape[2] % 2 == x.shape[3] % 2 == 0
@@ -137,11 +137,11 @@ class _ImageStem(_ConvUnit):
         return arrange_image(x, size, self.half), weight
 
     def _shape_for(self, x: Tensor) -> nn.Conv2d:
-        """The convolution whose shape an arranged image wants."""
+        """The convolution whose shape applies to an arranged image."""
         return _QUAD_SHAPE if x.shape[1] == 16 else self._pair.conv
 
     def _try(self, x: Tensor, form: str) -> None:
-        """Run the convolution of a layout both ways, to be measured."""
+        """Run the convolution of a layout forward and backward, to be timed."""
         arranged, weight = self._arrange_as(x, form)
         a = self.convolve(arranged, weight)
         self.convolve_back(a, arranged, weight, wanted=False)
@@ -176,7 +176,7 @@ def build_conv_pool(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenU
 
 
 def _find_pool(module: nn.Module) -> int:
-    """The window of a max-pool of stride 2: 3 padded by one, or 2; 0 where there is no module."""
+    """The window of a max-pool of stride 2: 3 padded by one, or 2; 0 for an Identity."""
     if type(module) is nn.Identity:
         return 0
     if type(module) is nn.MaxPool2d and module.dilation == 1 and not module.ceil_mode:
@@ -190,7 +190,7 @@ def _find_pool(module: nn.Module) -> int:
 
 
 class _PooledPair(WrittenUnit):
-    """Two convolutions with their norms, the first with a pool between."""
+    """Two convolutions with norm and GELU; the first has a max-pool before its norm."""
 
     def __init__(
         self, modules: Sequence[nn.Module], half: torch.dtype, first: ConvNorm, second: ConvNorm
@@ -241,7 +241,7 @@ def build_pooled_pair(modules: Sequence[nn.Module], half: torch.dtype) -> Writte
 
 
 class _Whitening:
-    """The stem of airbench: a filter that nothing trains, and GELU."""
+    """The stem of airbench: a whitening filter that is not trained, and GELU."""
 
     def __init__(self, modules: Sequence[nn.Module], half: torch.dtype) -> None:
         self._modules, self._half = modules, half

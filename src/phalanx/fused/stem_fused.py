@@ -68,7 +68,7 @@ def _whiten(
     x, weight, out, M, H, W, SN, SC, SH, SW, CO, FN, FC, FH, FW,
     HALF: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """GELU of a 2 x 2 convolution of three channels: a product over 16 values, four of them 0."""
+    """GELU of a 2 x 2 convolution of three channels: an implicit GEMM of K = 16, four of them 0."""
     m, k, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, 16), tl.arange(0, BC)
     i, j, channel = k // 8, (k // 4) % 2, k % 4
     n, h, w = m // ((H - 1) * (W - 1)), (m // (W - 1)) % (H - 1), m % (W - 1)
@@ -102,7 +102,7 @@ def _pool(
     x, y, at, won, v, M, C, R, H, W, HO, WO,
     SIZE: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Normalise + ReLU + max-pool, or the pool alone; a value that is no number wins."""
+    """Normalise + ReLU + max-pool, or the pool alone; NaN counts as the maximum."""
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     n, h, w = tl.program_id(2) + m // (HO * WO), (m // WO) % HO, m % WO
     if v is not None:
@@ -134,7 +134,7 @@ def _pool(
 
 
 def pool_norm_fused(x: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise + ReLU + max-pool, which pixel of each window won, and its x."""
+    """Normalise + ReLU + max-pool, the index of the maximum in each window, and x there."""
     _, c, h, w = x.shape
     ho, wo = find_pooled_edge(h, size), find_pooled_edge(w, size)
     y, at = (new_image(x, c, ho, wo, dtype) for dtype in (x.dtype, torch.uint8))
@@ -145,7 +145,7 @@ def pool_norm_fused(x: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Te
 
 
 def pool_fused(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Max-pool over windows of 2 x 2, and which pixel of each won."""
+    """Max-pool over windows of 2 x 2, and the index of the maximum in each."""
     _, c, h, w = x.shape
     y, at = (new_image(x, c, h // 2, w // 2, dtype) for dtype in (x.dtype, torch.uint8))
     sizes = find_sizes(y, by_image=False)
@@ -158,7 +158,7 @@ def _find_gradient(
     dy, at, n, h, w, c, ok, C, HO, WO, SIZE: tl.constexpr, WIDE: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """What reaches pixels through the pool: from one, two or four windows."""
+    """The gradient of pixels through the pool: from one, two or four windows."""
     d = tl.zeros((BM, BC), tl.float32)
     for i in tl.static_range(SIZE - 1):
         for j in tl.static_range(SIZE - 1):
@@ -233,7 +233,7 @@ def _pool_back_quads(
 def pool_norm_back_fused(
     tensors: tuple[Tensor, Tensor, Tensor], x: Tensor, v: Tensor, size: int, groups: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of x, and u from the winners alone: no other pixel gets a gradient."""
+    """The gradient of x, and u from the maxima alone: no other pixel gets a gradient."""
     (dy, at, won), dx = tensors, torch.empty_like(x)
     (h, w), (ho, wo) = x.shape[2:], dy.shape[2:]
     sums = sum_gradients((dy, None, won, None, None), v, None, RELU)
@@ -257,7 +257,7 @@ def _launch(
     edges: tuple[int, ...],
     **flags: int,
 ) -> None:
-    """Run a kernel of a pool."""
+    """Launch a pooling kernel."""
     args = (*tensors, sizes.pixels, sizes.channels, sizes.row, *edges)
     flags["WIDE"] = max(tensor.numel() for tensor in tensors if tensor is not None) >= 2**31
     CHOICES.run(kernel, sizes.by_pixels, args, _POOL_TILES, **flags)
@@ -268,9 +268,9 @@ def _unpool_back(
     dy, at, x, dx, v, u, M, C, R, H, W, HO, WO,
     ACT: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The gradient through activation and norm, given to the pixel that won a window of 2 x 2.
+    """The gradient through activation and norm, stored at the maximum of each window of 2 x 2.
 
-    The last window of a row or column also writes the zeros of an odd pixel behind it.
+    The last window of a row or column also writes the zeros of an odd pixel after it.
     """
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     n, h, w = tl.program_id(2) + m // (HO * WO), (m // WO) % HO, m % WO
@@ -296,7 +296,7 @@ def _unpool_back(
 def unpool_norm_back_fused(
     tensors: tuple[Tensor, Tensor, Tensor], v: Tensor, u: Tensor, activation: int, edges: list[int]
 ) -> Tensor:
-    """The gradient of what a pool, a norm and an activation were made of."""
+    """The gradient of the input of a pool that a norm and an activation follow."""
     dy, at, x = tensors
     dx = new_image(x, x.shape[1], edges[0], edges[1], x.dtype)
     sizes = find_sizes(x, by_image=v.ndim == 3)

@@ -1,4 +1,4 @@
-"""What a network's first unit needs: an image laid out for its convolution, and norm with pool."""
+"""Operations of a network's first unit: the layout of its image, and norm with max-pool."""
 
 import torch
 import torch.nn.functional as F
@@ -9,15 +9,16 @@ from phalanx.kernels.batch_norm import RELU, apply_norm, apply_norm_back, reduce
 from phalanx.kernels.fused import find_fused_for
 from phalanx.kernels.group_norm import reduce_group_norm
 
-_STEP = 2  # of every pool here
+_STEP = 2  # the stride of every pool here
 
 
 @custom_op("phalanx::arrange_image", mutates_args=())
 def arrange_image(x: Tensor, size: int, half: torch.dtype) -> Tensor:
     """An image of three channels in 16 bits, with a fourth of zeros, in channels_last memory.
 
-    size 0: nothing else. Else blocks of 2 x 2 pixels become 16 channels, padded for a convolution
-    of that odd size, of stride 2, that keeps half the edge: it has stride 1 then and no padding.
+    size 0: nothing else. Otherwise blocks of 2 x 2 pixels become 16 channels (space-to-depth),
+    padded such that a centred convolution of that odd size and stride 2 becomes one of stride 1
+    without padding.
     """
     fused = find_fused_for(x, "phalanx.fused.stem_fused.arrange_image_fused")
     if fused is not None:
@@ -49,7 +50,7 @@ def to_quads(x: Tensor) -> Tensor:
 
 
 def from_quads(x: Tensor) -> Tensor:
-    """What `to_quads` was given."""
+    """The inverse of `to_quads`."""
     n, c, h, w = x.shape
     parts = x.reshape(n, 2, 2, c // 4, h, w).permute(0, 3, 4, 1, 5, 2)
     return parts.reshape(n, c // 4, 2 * h, 2 * w)
@@ -59,7 +60,7 @@ def from_quads(x: Tensor) -> Tensor:
 def pool_norm(x: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise + ReLU + max-pool of stride 2 over windows of 2 x 2, or of 3 x 3 padded by one.
 
-    Gives also which pixel of each window won, in a byte, and that pixel's x.
+    Also returns the index of the maximum in each window, as a byte, and x at that pixel.
     """
     fused = find_fused_for(x, "phalanx.fused.stem_fused.pool_norm_fused")
     if fused is not None:
@@ -86,7 +87,7 @@ def _(x: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def find_pooled_edge(edge: int, size: int) -> int:
-    """The edge of an image after the pool."""
+    """The height or width of an image after the pool."""
     return (edge + 1) // 2 if size == 3 else edge // 2
 
 
@@ -96,7 +97,7 @@ def pool_norm_back(
 ) -> tuple[Tensor, Tensor]:
     """The gradient of x and the norm's u, from the gradient of the pool's output.
 
-    groups: those of a group norm; none for a batch norm.
+    groups: those of a group norm; empty for a batch norm.
     """
     fused = find_fused_for(x, "phalanx.fused.stem_fused.pool_norm_back_fused")
     if fused is not None:
@@ -122,7 +123,7 @@ def _(
 
 @custom_op("phalanx::pool", mutates_args=())
 def pool(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Max-pool over windows of 2 x 2, and which pixel of each won, in a byte."""
+    """Max-pool over windows of 2 x 2, and the index of the maximum in each, as a byte."""
     fused = find_fused_for(x, "phalanx.fused.stem_fused.pool_fused")
     if fused is not None:
         return fused(x)
@@ -144,7 +145,7 @@ def _(x: Tensor) -> tuple[Tensor, Tensor]:
 def unpool_norm_back(
     dy: Tensor, at: Tensor, x: Tensor, v: Tensor, u: Tensor, activation: int, edges: list[int]
 ) -> Tensor:
-    """The gradient of what `pool` was given, of these edges; x is what it gave to a norm."""
+    """The gradient of `pool`'s input of size `edges`; x: its output, the input of a norm."""
     fused = find_fused_for(x, "phalanx.fused.stem_fused.unpool_norm_back_fused")
     if fused is not None:
         return fused((dy, at, x), v, u, activation, edges)

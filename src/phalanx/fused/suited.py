@@ -1,4 +1,4 @@
-"""What a unit's modules must be for kernels of our own to take their place."""
+"""What a unit's modules must be for our kernels to replace them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -21,11 +21,11 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class UnitNotFused(Exception):
-    """Why a unit is left to its modules."""
+    """Why a unit keeps its modules."""
 
 
 def check_modules(modules: Iterable[nn.Module], *, interpreted: bool) -> None:
-    """Refuse what is not on a GPU in channels_last memory, and what others watch or changed."""
+    """Refuse modules with hooks or a replaced forward, off the GPU or not in channels_last."""
     for module in modules:
         for part in module.modules():
             name = type(part).__name__
@@ -41,7 +41,7 @@ def check_modules(modules: Iterable[nn.Module], *, interpreted: bool) -> None:
 
 
 def check_batch_norm(norm: nn.Module) -> nn.BatchNorm2d:
-    """The module, if it is a batch norm over this process's images as torch has it."""
+    """The module, if it is a batch norm like torch's, over this process's images."""
     if type(norm) not in _BATCH_NORMS:
         raise UnitNotFused(f"its norm is {type(norm).__name__}")
     assert isinstance(norm, nn.BatchNorm2d)
@@ -60,7 +60,7 @@ def check_conv(conv: nn.Module) -> nn.Conv2d:
 
 
 def check_types(modules: Sequence[nn.Module], *types: type[nn.Module]) -> None:
-    """Refuse modules of other types than these, one by one."""
+    """Refuse modules that do not have exactly these types, in order."""
     for module, wanted in zip(modules, types, strict=False):
         if type(module) is not wanted:
             raise UnitNotFused(f"it has {type(module).__name__} for {wanted.__name__}")

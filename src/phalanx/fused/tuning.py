@@ -1,4 +1,4 @@
-"""Kernels are compiled and chosen before the first step; a run and the next one find them again."""
+"""Compiles and chooses kernels before the first step, and keeps the choices for later runs."""
 
 import json
 import os
@@ -16,11 +16,11 @@ from phalanx.errors import DiskError
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.units import UnitModel, find_noise_sizes
 
-_KEPT_NOISE = 0.999  # drops nothing, at any rate
+_KEPT_NOISE = 0.999  # drop-path drops nothing, whatever its rate
 
 
 def use_cache(folder: Path | None) -> Path:
-    """Have compilers keep what they make in a folder, the user's own if none is given."""
+    """Make compilers cache in a folder, the user's cache if none is given; returns it."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     chosen = folder or base / "phalanx" / "kernels"
     for variable, name in (("TRITON_CACHE_DIR", "triton"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
@@ -32,7 +32,7 @@ def use_cache(folder: Path | None) -> Path:
 def tune(model: UnitModel, images: Tensor, *, half: torch.dtype) -> None:
     """Compile and choose the kernels of training passes over such images.
 
-    The model is as before afterwards: it has no gradients, and its running statistics are its own.
+    The model is unchanged afterwards: no gradients, and the running statistics that it had.
     """
 
     def run_pass() -> None:
@@ -50,7 +50,7 @@ def tune(model: UnitModel, images: Tensor, *, half: torch.dtype) -> None:
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """A block whose training passes leave no trace in a model."""
+    """Within the block the model is in training mode; afterwards it is as before."""
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
     modes = {module: module.training for module in model.modules()}
     model.train()
@@ -65,7 +65,7 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 
 
 class ChoiceStore:
-    """Where choices are kept: with the run they were made for, and for other runs."""
+    """The files of kernel choices: in the run they were made for, and in the cache for others."""
 
     def __init__(self, run: Path | None, cache: Path) -> None:
         versions = f"{torch.cuda.get_device_name()} {torch.__version__}"
@@ -74,22 +74,22 @@ class ChoiceStore:
         self._files.append(cache / f"choices-{name}.json")
 
     def load(self) -> None:
-        """Take over what was chosen before; the run's own choices win."""
+        """Load earlier choices; the run's own take precedence."""
         for file in reversed(self._files):
             CHOICES.known |= _read(file)
 
     def save(self, agree: Callable[[Any], list[Any]], *, writes: bool) -> None:
-        """Choose what the first rank has chosen, and write it down."""
+        """Adopt the first rank's choices, and write them."""
         CHOICES.known = agree(CHOICES.known)[0]
         for file in self._files if writes else ():
             text = json.dumps(_read(file) | CHOICES.known, indent=1, sort_keys=True)
-            with suppress(DiskError, OSError):  # they can be measured again
+            with suppress(DiskError, OSError):  # they can be timed again
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(file, text)
 
 
 def _read(file: Path) -> dict[str, str]:
-    """The choices in a file; none where it cannot be read: they are only measurements."""
+    """The choices in a file; none if it cannot be read: they can be timed again."""
     try:
         found = json.loads(file.read_bytes())
     except (OSError, ValueError):

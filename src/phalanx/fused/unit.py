@@ -1,8 +1,8 @@
-"""A unit of a model as one step of autograd, with its backward pass written out.
+"""A unit of a model as one autograd function, with its backward pass written out.
 
-Two residual units that meet pass their gradient in two parts: what comes through the convolutions
-as the gradient of the output, and what comes through the shortcut as the gradient of a ticket, a
-second output without memory of its own. The unit below adds them where it reads them anyway.
+Consecutive residual units pass their gradient in two parts: that through the convolutions as the
+gradient of the output, and that through the shortcut as the gradient of a ticket, a second output
+without memory of its own. The unit below adds them in a kernel that reads both anyway.
 """
 
 from abc import ABC, abstractmethod
@@ -21,12 +21,12 @@ Gradients = tuple[Tensor | None, Tensor | None, Sequence[Tensor]]
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """A block in which such tensors keep their types; those without values have no autocast."""
+    """A context without autocast on x's device; meta tensors have no autocast."""
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def fit_linear(x: Tensor, linear: nn.Module) -> Tensor:
-    """What a linear layer takes: its own type, unless autocast sees to that."""
+    """x in the dtype of a linear layer, unless autocast casts it."""
     if x.is_meta or torch.is_autocast_enabled(x.device.type):
         return x
     return x.to(linear.get_parameter("weight").dtype)
@@ -36,7 +36,7 @@ class WrittenUnit(ABC):
     """The modules of a unit, and how they run forward and backward without autograd."""
 
     takes_second = False  # whether its output's gradient may come in two parts
-    casts_input = True  # else it takes an image of any type, and gives no gradient of it
+    casts_input = True  # if not, it takes an image of any dtype, without a gradient
 
     def __init__(self, modules: Sequence[nn.Module], half: torch.dtype) -> None:
         self._modules, self.half = modules, half
@@ -54,7 +54,7 @@ class WrittenUnit(ABC):
 
     @abstractmethod
     def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
-        """The output, and what the backward pass needs; a factor an image, where some drop."""
+        """The output, and what the backward pass needs; factor: drop-path's, one per image."""
 
     @abstractmethod
     def run_back(
@@ -63,7 +63,7 @@ class WrittenUnit(ABC):
         """Gradients from those of the output; that of the input only if wanted."""
 
     def find_factor(self, noise: Tensor) -> Tensor:
-        """What scales each image's share, from its noise."""
+        """The drop-path factor of each image, from its noise."""
         rate = getattr(self._modules[0], "rate")  # noqa: B009 - blocks that drop have one
         return (noise.flatten() >= rate).float() / (1 - rate)
 
@@ -82,14 +82,14 @@ class WrittenUnit(ABC):
         return y
 
     def _run_modules(self, x: Tensor, noise: Tensor | None) -> Tensor:
-        """What the modules make of it, where norms use their running statistics."""
+        """The output of the modules, as where norms use their running statistics."""
         for module in self._modules:
             x = module(x) if noise is None else module(x, noise)
         return x
 
 
 class _UnitFunction(torch.autograd.Function):
-    """Runs a WrittenUnit in the graph of autograd."""
+    """Runs a WrittenUnit as a node of autograd's graph."""
 
     @staticmethod
     def forward(
@@ -111,7 +111,7 @@ class _UnitFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, second: Tensor | None) -> tuple[Any, ...]:
-        """The gradients of what `forward` got."""
+        """The gradients of the arguments of `forward`."""
         unit, wanted = ctx.unit, ctx.needs_input_grad[1]
         dy, second = (second, None) if dy is None else (dy, second)
         if dy is None:
@@ -126,14 +126,14 @@ class _UnitFunction(torch.autograd.Function):
 
 
 def _fit(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """A gradient in its parameter's type and memory layout."""
+    """A gradient in its parameter's dtype and memory layout."""
     if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
 def _to_channels_last(tensor: Any, half: torch.dtype) -> Any:
-    """A gradient as kernels want it; None stays."""
+    """A gradient in 16 bits and channels_last memory; None stays None."""
     if tensor is None:
         return None
     return tensor.to(half).contiguous(memory_format=torch.channels_last)

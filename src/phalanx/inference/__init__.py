@@ -1,1 +1,1 @@
-"""Models that only score: norms folded into convolutions, and a CUDA graph for each batch size."""
+"""Models for scoring only: norms folded into convolutions, one CUDA graph per batch size."""

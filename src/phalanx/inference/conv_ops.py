@@ -10,7 +10,7 @@ from phalanx.kernels.image_layout import new_image
 
 
 def empty_result(x: Tensor, weights: Sequence[Tensor], geometry: Sequence[int]) -> Tensor:
-    """Room for what a convolution gives."""
+    """An empty tensor for a convolution's output."""
     kernel, (stride, padding, *_) = weights[0].shape[2], geometry
     high, wide = ((edge + 2 * padding - kernel) // stride + 1 for edge in x.shape[2:])
     return new_image(x, weights[0].shape[0], high, wide)
@@ -28,8 +28,8 @@ def convolve_and_activate(
 ) -> Tensor:
     """act(conv(x * gate, weight) + bias + add) of channels_last images.
 
-    weights: [O, C, KS, KS], channels_last; of a grouped convolution, also in the dense blocks that
-    `expand_groups` makes, if it does. biases: the bias in 32 bits and in x's type. gate: [N, C].
+    weights: [O, C, KS, KS], channels_last; of a grouped convolution, also as the dense blocks of
+    `expand_groups`, if there are any. biases: the bias in float32 and in x's dtype. gate: [N, C].
     geometry: stride, padding, groups.
     """
     layer = Convolution(x, weights, biases, add, gate, Geometry(*geometry), act)
@@ -45,8 +45,8 @@ convolve_and_activate.register_fake(
 def expand_groups(weight: Tensor, groups: int, block: int = GROUPED_BLOCK) -> Tensor | None:
     """The weights [O, C / groups, KS, KS] of a grouped convolution as [O, KS, KS, block].
 
-    Each output channel sees the `block` input channels of its own block, with zeros for those of
-    other groups. None where groups and blocks do not fit.
+    Each output channel reads the `block` input channels of its own block, with zeros for those of
+    other groups. None if groups and blocks do not match.
     """
     wide, own, kernel, _ = weight.shape
     if groups == 1 or wide != own * groups or wide % block or block % own:

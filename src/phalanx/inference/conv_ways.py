@@ -1,7 +1,7 @@
-"""The ways to compute a convolution with what stands behind it, best first.
+"""The implementations of a convolution with its epilogue, best first.
 
-Which comes first, and with which tile, follows from the shape, by rules that were measured on an
-H200: the same at every time.
+Which comes first, and with which tile, follows from the shape, by rules that were tuned on an
+H200: it is the same every time.
 """
 
 import math
@@ -17,17 +17,17 @@ from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, Launch, Tile, make_tiles
 from phalanx.kernels.fused import find_fused
-from phalanx.kernels.gpu import count_walker_bytes, find_gpu
+from phalanx.kernels.gpu import count_persistent_bytes, find_gpu
 
 NONE, RELU, SILU, RELU6, RAW = range(5)  # as in layers_fused; RAW: no bias either
 ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, F.relu, F.silu, F.relu6)
-GROUPED_BLOCK = 32  # channels that a program of a grouped convolution sees
+GROUPED_BLOCK = 32  # channels that a program of a grouped convolution reads
 SQUARE = 16  # channels of a stem's squares
-_SMALL = 4e8  # multiplications; below, what counts is how many programs share them
-_MANY_RESULTS = 1.2e6  # of a product: they keep a device busy in large tiles
-_MOST_TILES = 1 << 14  # of a product whose sums are split
+_SMALL = 4e8  # multiplications; below, what matters is the number of programs
+_MANY_RESULTS = 1.2e6  # of a GEMM: they keep a device busy with large tiles
+_MOST_TILES = 1 << 14  # of a split-K GEMM
 _LARGEST = 2**31  # elements that 32-bit offsets reach
-_FEW_ROWS = 64  # of a product that a library is not good at
+_FEW_ROWS = 64  # of a GEMM; with fewer, cuBLAS is slow
 
 LARGE_TILES = make_tiles(
     "BM BN BK SPLITS",
@@ -46,7 +46,7 @@ GATED_TILES = make_tiles(
     *((64, 64, 64, 1, 4, 3), (128, 128, 64, 1, 8, 3), (32, 32, 64, 4, 4, 4)),
 )
 _GATED_32, _GATED_64X32, _GATED_128X32, _GATED_64, _GATED_128, _GATED_SPLIT = GATED_TILES
-# a product of fewer tiles of 32 x 32 than the number takes the tile beside it
+# a GEMM of fewer tiles of 32 x 32 than the number uses the tile beside it
 _NARROW_GATED = ((256, _GATED_32), (1400, _GATED_64X32), (math.inf, _GATED_128X32))
 _WIDE_GATED = (
     *((256, _GATED_32), (800, _GATED_64X32)),
@@ -65,7 +65,7 @@ _PASS_TILE = make_tiles("BM BC", (16, 128, 4, 1))[0]
 def launch(
     kernel: str, grid: tuple[int, ...], args: tuple[Any, ...], tile: Tile, **flags: int
 ) -> None:
-    """Launch a kernel, given by where it is."""
+    """Launch a kernel, given by its dotted name."""
     CHOICES.run_fastest([Launch(find_fused(kernel), grid, args, tile, flags)])
 
 
@@ -77,19 +77,19 @@ def runs_kernels(x: Tensor) -> bool:
 
 
 def fits(*tensors: Tensor | None) -> bool:
-    """Whether 32-bit offsets reach all of it."""
+    """Whether 32-bit offsets reach all elements."""
     return all(t is None or t.numel() < _LARGEST for t in tensors)
 
 
 @cache
 def counters(device: torch.device) -> Tensor:
-    """Counters of split sums: every kernel leaves them at zero for the next."""
+    """Counters of split-K tiles: every kernel leaves them at zero for the next."""
     with torch.inference_mode(mode=False):
         return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
 
 
 def count_blocks(rows: int, channels: int, tile: Tile) -> tuple[int, int]:
-    """The grid of a kernel that cuts an image into BM rows by BC channels."""
+    """The grid of a kernel whose tiles are BM rows by BC channels."""
     return -(-rows // tile["BM"]), -(-channels // tile["BC"])
 
 
@@ -114,14 +114,14 @@ def _shift(raw: Tensor, bias: Tensor, add: Tensor | None, act: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a convolution moves over its image."""
+    """The stride, padding and groups of a convolution."""
 
     stride: int = 1
     padding: int = 0
     groups: int = 1
 
     def pack(self) -> list[int]:
-        """As a custom op takes it."""
+        """A list, as a custom op takes it."""
         return [self.stride, self.padding, self.groups]
 
 
@@ -146,7 +146,7 @@ class Convolution:
         return self._kernel == 1 and self.move.stride == 1
 
     def find_ways(self, out: Tensor) -> dict[str, Callable[[], Tensor]]:
-        """All that can do it, best first; kernels write to `out`, libraries to memory anew."""
+        """All that apply, best first; our kernels write to `out`, libraries to new memory."""
         if not runs_kernels(self.x) or not fits(self.x, out):
             return {"apart": self._apart}
         x, move, wide = self.x, self.move, out.shape[1]
@@ -159,7 +159,7 @@ class Convolution:
         if is_product and large and self.gate is None and wide % 64 == 0:
             if (rows_tile := self._find_rows_tile(wide)) is not None:
                 ways["rows"] = lambda: self._by_rows(out, rows_tile)
-            if x.shape[1] % 64 == 0 and find_gpu(x).has_copy_engine:
+            if x.shape[1] % 64 == 0 and find_gpu(x).has_tma:
                 ways["ahead"] = lambda: self._ahead(out)
         if by_library and is_product and self.add is None:
             ways["cublas"] = self._by_cublas
@@ -174,12 +174,12 @@ class Convolution:
 
     @property
     def _depth(self) -> int:
-        """What a sum goes over."""
+        """The length of each output's sum: K of the GEMM."""
         weight = self.weights[0]
         return weight.shape[1] * weight.shape[2] ** 2
 
     def _rank(self, large: bool, is_product: bool, rows: int) -> tuple[str, ...]:
-        """The best ways first; those that do not go are left out by the caller."""
+        """The names of the best; the caller leaves out those that do not apply."""
         depth = self.x.shape[1]
         if self._is_linear and rows >= _FEW_ROWS:
             return ("cublas",)
@@ -229,11 +229,11 @@ class Convolution:
 
     @property
     def _added(self) -> Tensor:
-        """The residual; where there is none, a tensor that no kernel reads in its place."""
+        """The residual; if there is none, a placeholder that no kernel reads."""
         return self.biases[0] if self.add is None else self.add
 
     def _view(self, wide: int) -> dict[str, int]:
-        """The windows as a product sees them: a row of a stem's squares lies in one piece."""
+        """The windows as an implicit GEMM sees them: a row of a stem's squares is contiguous."""
         channels, kernel, move = self.x.shape[1], self._kernel, self.move
         across = kernel
         if channels == SQUARE and kernel > 1 and move == Geometry():
@@ -260,7 +260,7 @@ class Convolution:
         return tile if tile["SPLITS"] == 1 or self._can_split(tile, rows, wide) else SMALL_TILES[0]
 
     def _choose_for_many(self, wide: int, *, large: bool) -> Tile:
-        """The tile of a product with many results: steps of 32 where one of 64 is half empty."""
+        """The tile of a GEMM with many outputs: steps of 32 where one of 64 would be half empty."""
         if wide <= 32:
             return _NARROW
         if large and wide % 128 == 0 and self.add is None and self._depth >= 192:
@@ -268,7 +268,7 @@ class Convolution:
         return _SHALLOW if (self._depth - 1) % 64 < 32 else _WHOLE
 
     def _choose_gated(self, rows: int, wide: int) -> Tile:
-        """The tile of a gated product; sums are split where they are long and tiles are few."""
+        """The tile of a gated GEMM; split-K where sums are long and tiles are few."""
         tiles = self._count_tiles(_GATED_32, rows, wide)
         if self._depth >= 16 * tiles and self._can_split(_GATED_SPLIT, rows, wide):
             return _GATED_SPLIT
@@ -279,22 +279,24 @@ class Convolution:
         return best
 
     def _count_tiles(self, tile: Tile, rows: int, wide: int) -> int:
-        """Tiles of a product; those of a gated one are of one image each."""
+        """Tiles of a GEMM; with a gate, each tile belongs to one image."""
         images = 1 if self.gate is None else self.x.shape[0]
         return images * -(-rows // images // tile["BM"]) * -(-wide // tile["BN"])
 
     def _can_split(self, tile: Tile, rows: int, wide: int) -> bool:
-        """Whether each program has something to add up, and each tile a counter."""
+        """Whether with split-K each program has something to add up, and each tile a counter."""
         blocks = self._count_tiles(tile, rows, wide)
         return tile["SPLITS"] * tile["BK"] <= self._depth and blocks <= _MOST_TILES
 
     def _find_rows_tile(self, wide: int) -> Tile | None:
-        """The best tile of `rows` that the device has memory for."""
+        """The best tile of `rows` that fits into the GPU's shared memory."""
         if self.x.shape[1] not in (64, 128, 256):
             return None
         sizes = {"depth": self.x.shape[1], "images_read": int(self.add is not None)}
         for tile in _ROWS_TILES:
-            needed = count_walker_bytes(tile["BM"], tile["BN"], stages=tile["num_stages"], **sizes)
+            needed = count_persistent_bytes(
+                tile["BM"], tile["BN"], stages=tile["num_stages"], **sizes
+            )
             if wide % tile["BN"] == 0 and needed <= find_gpu(self.x).shared_memory:
                 return tile
         return None

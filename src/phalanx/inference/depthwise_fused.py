@@ -1,4 +1,4 @@
-"""Triton kernels for scoring inverted blocks: depthwise convolutions, and the gates behind them.
+"""Triton kernels for scoring inverted residual blocks: depthwise convolutions, squeeze-and-excite.
 
 Images and offsets are as in `layers_fused`.
 """
@@ -25,7 +25,7 @@ def _add_column(
     accs, x, w, start, top, left, inside, c, okc, H, W, C, j,
     KS: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """What column j of all windows adds to a strip's four rows of output pixels."""
+    """accs plus the contribution of column j of all windows to a strip's four output rows."""
     a0, a1, a2, a3 = accs
     seen = inside & (left + j >= 0) & (left + j < W)
     for i in tl.static_range(3 * STRIDE + KS):
@@ -40,7 +40,7 @@ def _add_column(
 
 @triton.jit
 def _store_row(acc, shift, out, total, place, ok, okc, ACT: tl.constexpr):
-    """Store the activation of a row of pixels; gives the total with it."""
+    """Store the activation of a row of pixels; returns the total including it."""
     acc = activate(acc + shift, ACT)
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=ok[:, None] & okc[None, :])
     return total + tl.where(ok[:, None], acc, 0.0)
@@ -55,8 +55,8 @@ def filter_strips(
     """A depthwise convolution with bias and activation; w is [KS, KS, C].
 
     A strip is four pixels of a column, so that pixels which their windows share are loaded once. A
-    program takes every PARTS-th block of an image's strips, and writes what they sum up to as a
-    row of sums [images, PARTS, C]. LOOP: a window's columns one after the other, in half the
+    program takes every PARTS-th block of an image's strips, and writes their sum as a row of sums
+    [images, PARTS, C]. LOOP: a loop over a window's columns, not unrolled, which takes half the
     registers.
     """
     C, image, part = C8 * 8, tl.program_id(1) // PARTS, tl.program_id(1) % PARTS
@@ -90,7 +90,7 @@ def filter_strips(
 
 @triton.jit(do_not_specialize=["PARTS", "C8"])
 def add_sums(sums, totals, PARTS, C8, BP: tl.constexpr, BC: tl.constexpr):
-    """totals [images, C] of sums [images, PARTS, C], BC channels of an image a program."""
+    """totals [images, C] of sums [images, PARTS, C], BC channels of an image per program."""
     C, image, p = C8 * 8, tl.program_id(0), tl.arange(0, BP)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     okc, total = c < C, tl.zeros((BP, BC), tl.float32)
@@ -102,7 +102,7 @@ def add_sums(sums, totals, PARTS, C8, BP: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit(do_not_specialize=["PIXELS", "C8", "S"])
 def squeeze(totals, w, bias, squeezed, PIXELS, C8, S, BC: tl.constexpr, BS: tl.constexpr):
-    """squeezed [images, S] = silu(w mean + bias), BS values of an image a program; w is [S, C]."""
+    """squeezed [images, S] = silu(w mean + bias), BS values per program; w is [S, C]."""
     C, image = C8 * 8, tl.program_id(0)
     s = tl.program_id(1) * BS + tl.arange(0, BS)
     oks, acc = s < S, tl.zeros((BS, BC), tl.float32)
@@ -119,7 +119,7 @@ def squeeze(totals, w, bias, squeezed, PIXELS, C8, S, BC: tl.constexpr, BS: tl.c
 
 @triton.jit(do_not_specialize=["C8", "S"])
 def excite(squeezed, w, bias, gate, C8, S, BC: tl.constexpr, BS: tl.constexpr):
-    """gate [images, C] = sigmoid(w squeezed + bias), BC channels of an image; w is [C, S]."""
+    """gate [images, C] = sigmoid(w squeezed + bias), BC channels per program; w is [C, S]."""
     C, image, s = C8 * 8, tl.program_id(0), tl.arange(0, BS)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     okc, oks = c < C, s < S

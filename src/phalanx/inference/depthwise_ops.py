@@ -1,6 +1,6 @@
-"""What scoring needs for inverted blocks: depthwise convolutions, and squeeze-and-excite.
+"""Operations for scoring inverted residual blocks: depthwise convolutions, squeeze-and-excite.
 
-Each is a torch custom op with a plain reference beside it. The tiles were measured on an H200.
+Each is a torch custom op with a plain reference beside it. The tiles were tuned on an H200.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from phalanx.kernels.choices import make_tiles
 _STRIP_TILE = make_tiles("BM BC", (16, 32, 4, 1))[0]
 _STRIP = 4  # pixels of a column, as in the kernel
 _FILTERS = 8192  # programs of a depthwise convolution that keep a device busy
-_FEW_FILTERS = 256  # so few that each may take all registers
-_FEW_SEEN_ROWS = 6  # of pixels that a strip sees: those of a 3x3 of stride 1 fit into registers
+_FEW_FILTERS = 256  # so few programs that each may use all registers
+_FEW_SEEN_ROWS = 6  # rows that a strip reads: those of a 3x3 of stride 1 fit into registers
 _SUM_TILES = make_tiles("BP BC", (16, 64, 4, 1), (64, 64, 4, 1), (512, 16, 8, 1))
 _SQUEEZE_TILES = make_tiles(
     "BC BS", (256, 4, 4, 1), (1024, 4, 4, 1), (2048, 4, 8, 1), (4096, 4, 8, 1)
@@ -40,7 +40,7 @@ def _filter_reference(
 def filter_channels(
     x: Tensor, weights: Sequence[Tensor], bias: Tensor, geometry: Sequence[int], act: int
 ) -> tuple[Tensor, Tensor]:
-    """act(conv(x) + bias) of a depthwise convolution, and the sums of the result by image.
+    """act(conv(x) + bias) of a depthwise convolution, and the result's sums per image.
 
     weights: as [C, 1, KS, KS] and as [KS, KS, C]; the sums are [N, parts, C], to be added up.
     geometry: stride and padding.
@@ -52,7 +52,7 @@ def filter_channels(
     high, wide = out.shape[2:]
     blocks, columns = count_blocks(-(-high // _STRIP) * wide, channels, _STRIP_TILE)
     programs, seen = images * columns * blocks, (_STRIP - 1) * stride + kernel
-    parts = -(-blocks // max(1, programs // _FILTERS))  # few are soon added up
+    parts = -(-blocks // max(1, programs // _FILTERS))  # fewer parts are faster to add up
     sums = torch.empty(images, parts, channels, device=x.device)
     launch(
         "phalanx.inference.depthwise_fused.filter_strips",
@@ -90,7 +90,7 @@ def _gate_reference(
 def squeeze_and_excite(
     sums: Tensor, weights: Sequence[Tensor], pixels: int, half: torch.dtype
 ) -> Tensor:
-    """The factor of each image's channels, [N, C], from the sums of its pixels [N, parts, C].
+    """The gate [N, C] of each image's channels, from the sums of its pixels [N, parts, C].
 
     weights: [S, C], [S], [C, S], [C].
     """

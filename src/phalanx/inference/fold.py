@@ -1,7 +1,7 @@
 """Batch norms folded into the convolutions before them, for scoring.
 
-A folded layer keeps 16-bit weights of its own beside the live modules. `refresh` computes them
-anew, in place: graphs hold on to them.
+A folded layer keeps 16-bit weights of its own beside the live modules. `refresh` recomputes them
+in place, because CUDA graphs hold their addresses.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ class _Layer(Protocol):
 
 @dataclass(frozen=True)
 class FoldedUnit:
-    """A unit's folded layers, and what they make of the output of the unit before."""
+    """A unit's folded layers, and the function that runs them."""
 
     layers: Sequence[_Layer]
     run: Callable[[Tensor], Tensor]
@@ -47,11 +47,11 @@ class FoldedUnit:
 
 
 class NotFoldable(Exception):
-    """A unit has something that is run by its own modules; the message says what."""
+    """A unit has a part that cannot be folded; the message says which."""
 
 
 def _fold_norm(conv: nn.Conv2d, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """Weights and bias, in 32 bits, of a convolution that does the norm's work as well."""
+    """Float32 weights and bias of a convolution with the norm folded in."""
     weight = conv.weight.detach().float()
     bias = torch.zeros_like(weight[:, 0, 0, 0]) if conv.bias is None else conv.bias.detach().float()
     if isinstance(norm, nn.Identity):
@@ -64,7 +64,7 @@ def _fold_norm(conv: nn.Conv2d, norm: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def _check(conv: nn.Module, norm: nn.Module, act: nn.Module) -> None:
-    """Refuse what folding does not know."""
+    """Refuse what cannot be folded."""
     if type(conv) not in (nn.Conv2d, SameConv2d):
         raise NotFoldable(f"a {type(conv).__name__}")
     assert isinstance(conv, nn.Conv2d)
@@ -99,7 +99,7 @@ class _FoldedConv:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take the weights and statistics as they are now."""
+        """Fold the weights and statistics as they are now."""
         weight, bias = _fold_norm(self._conv, self._norm)
         weights, biases = self._arrange(weight.to(self._half)), [bias, bias.to(self._half)]
         if not self._weights:
@@ -108,7 +108,7 @@ class _FoldedConv:
         torch._foreach_copy_([*self._weights, *self._biases], [*weights, *biases])
 
     def _arrange(self, weight: Tensor) -> list[Tensor]:
-        """The weights as kernels read them."""
+        """The weights in the layouts that kernels read."""
         if self.is_depthwise:
             return [weight.contiguous(), weight[:, 0].permute(1, 2, 0).contiguous()]
         if self._squares:
@@ -125,7 +125,7 @@ class _FoldedConv:
         gate: Tensor | None = None,
         act: int | None = None,
     ) -> Tensor:
-        """act(norm(conv(x * gate)) + add); act: another than its own."""
+        """act(norm(conv(x * gate)) + add); act: instead of its own."""
         act, move = self.act if act is None else act, self.move
         if not self._squares:
             x = x.to(self._half, memory_format=torch.channels_last)
@@ -137,7 +137,7 @@ class _FoldedConv:
         )
 
     def take(self, images: Tensor, out: Tensor | None = None) -> Tensor:
-        """The images as a stem reads them: in `out`, or in memory that is nobody else's."""
+        """The images in the layout that a stem reads: in `out`, or in new memory."""
         if self._squares:
             out = empty_squares(images, self._squares, self._half) if out is None else out
             gather_squares(images, out, self._squares)
@@ -147,12 +147,12 @@ class _FoldedConv:
         return out.copy_(images)
 
     def filter(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What a depthwise convolution gives, and the sums of it by image, [N, parts, C]."""
+        """The output of a depthwise convolution, and its sums per image [N, parts, C]."""
         move = [self.move.stride, self.move.padding]
         return filter_channels(self._pad(x), self._weights, self._biases[0], move, self.act)
 
     def pool(self, x: Tensor) -> Tensor:
-        """What a 3x3 max-pool of stride 2 behind the activation gives."""
+        """The output of a 3x3 max-pool of stride 2 after the activation."""
         return activate_and_pool(self(x, act=RAW), self._biases[0], self.act)
 
     def _pad(self, x: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ class _FoldedGate:
 def _fold_residual(
     convs: Sequence[_FoldedConv], shortcut: nn.Module, half: torch.dtype
 ) -> FoldedUnit:
-    """Convolutions one after the other; to the last, before it activates, the shortcut is added."""
+    """Convolutions in sequence; the shortcut is added before the activation of the last."""
     *inner, last = convs
     layers: list[_Layer] = [*convs]
     reach: Callable[[Tensor], Tensor] = shortcut
@@ -259,7 +259,7 @@ def _fold_pair(block: ResidualConvPair, half: torch.dtype) -> FoldedUnit:
 def _fold_filter(
     conv: _FoldedConv, gate: nn.Module, last: _FoldedConv, half: torch.dtype
 ) -> FoldedUnit:
-    """What inverted blocks have in common: filter, squeeze-and-excite, narrow."""
+    """The common part of inverted residual blocks: depthwise, squeeze-and-excite, projection."""
     if not conv.is_depthwise:
         raise NotFoldable("a convolution of groups")
     if half == torch.bfloat16:
@@ -302,7 +302,7 @@ _BLOCKS: dict[type[nn.Module], Callable[..., FoldedUnit]] = {
 
 
 def fold_unit(modules: Sequence[nn.Module], half: torch.dtype) -> FoldedUnit:
-    """A unit's modules, called one after the other, folded; NotFoldable says why they are not."""
+    """A unit's modules, which run in sequence, folded; raises NotFoldable if they cannot be."""
     parts = [part for module in modules for part in module.modules()]
     if any(part._forward_hooks or part._forward_pre_hooks for part in parts):
         raise NotFoldable("hooks")
@@ -338,7 +338,7 @@ def fold_unit(modules: Sequence[nn.Module], half: torch.dtype) -> FoldedUnit:
 def _take_conv(
     module: nn.Module, rest: list[nn.Module], half: torch.dtype
 ) -> tuple[_FoldedConv, Callable[[Tensor], Tensor]]:
-    """A convolution with those of the modules after it that it can do as well."""
+    """A convolution fused with the norm, activation and pool after it, as far as possible."""
     norm = rest.pop(0) if rest else nn.Identity()
     act = rest.pop(0) if rest and type(rest[0]) in _ACTS else nn.Identity()
     conv = _FoldedConv(module, norm, act, half)

@@ -1,4 +1,4 @@
-"""A model that scores: batch norms folded, in 16 bits, one CUDA graph for each batch size."""
+"""A model for scoring: batch norms folded, in 16 bits, one CUDA graph per batch size."""
 
 import threading
 from collections import OrderedDict
@@ -15,9 +15,9 @@ from phalanx.kernels.choices import CHOICES
 from phalanx.kernels.gpu import find_gpu_problem
 from phalanx.models.units import UnitModel
 
-_MOST_GRAPHS = 8  # sizes of images that are remembered
+_MOST_GRAPHS = 8  # input shapes whose graphs are kept
 _Size = tuple[tuple[int, ...], torch.dtype]
-# a graph has one input and one output, and cuDNN's flags are the process's: one thread at a time
+# a graph has one static input and output, and cuDNN's flags are global: one thread at a time
 _ONE_THREAD = threading.Lock()
 
 
@@ -29,19 +29,18 @@ class _Captured:
 
 
 class FoldedModel(nn.Module):
-    """Scores as a model does in evaluation, by weights that are folded and in 16 bits.
+    """Scores like a model in evaluation mode, with folded weights in 16 bits.
 
-    The model's weights are taken over by `refresh`, never looked at otherwise. Units that folding
-    does not know are run by their own modules, and then nothing is captured. `plain` says why.
-    For the first batch of a size kernels are compiled, which takes some seconds. It may be called
-    by several threads, on the same stream.
+    The model's weights are copied by `refresh` and not read otherwise. Units that cannot be folded
+    run as plain modules, and then nothing is captured; `plain` says why. The first batch of a shape
+    compiles kernels, which takes some seconds. Several threads may call it, on the same stream.
     """
 
-    @torch.inference_mode(mode=False)  # what it keeps is written to wherever it is refreshed
+    @torch.inference_mode(mode=False)  # `refresh` writes to its tensors in either mode
     @torch.no_grad()
     def __init__(self, model: UnitModel, half: torch.dtype) -> None:
         super().__init__()
-        self._half, self._live = half, (model,)  # in a tuple: it is not a part of this one
+        self._half, self._live = half, (model,)  # in a tuple: not a submodule
         self._units: dict[str, FoldedUnit] = {}
         self.plain: dict[str, str] = {}
         for unit, paths in model.units.items():
@@ -50,13 +49,13 @@ class FoldedModel(nn.Module):
                 self._units[unit] = fold_unit(modules, half)
             except NotFoldable as found:
                 self.plain[unit] = str(found)
-        self._graphs: OrderedDict[_Size, _Captured | None] = OrderedDict()  # None: no memory for it
-        self._pool: Any = None  # of memory, which the graphs share: one runs at a time
+        self._graphs: OrderedDict[_Size, _Captured | None] = OrderedDict()  # None: out of memory
+        self._pool: Any = None  # the memory pool that the graphs share: one runs at a time
 
     @torch.inference_mode(mode=False)
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the model's weights and statistics as they are now."""
+        """Copy the model's weights and statistics as they are now."""
         self._live[0].eval()
         with _ONE_THREAD:
             for unit in self._units.values():
@@ -105,10 +104,10 @@ class FoldedModel(nn.Module):
     @torch.inference_mode(mode=False)  # the images are written to in either mode
     @torch.no_grad()
     def _capture(self, images: Tensor) -> _Captured | None:
-        """A graph for images of this size; None where there is no memory for one."""
+        """A graph for images of this shape; None if there is no memory for one."""
         with torch.backends.cudnn.flags(enabled=True, benchmark=True):
             CHOICES.compile_all(lambda: self._run(images))
-            self._run(images)  # in this thread: cuDNN keeps what it measured for each
+            self._run(images)  # in this thread: cuDNN's benchmarks are cached per thread
             try:
                 static, graph = self._take(images), torch.cuda.CUDAGraph()
                 # other threads write checkpoints and watch ranks meanwhile
@@ -126,18 +125,18 @@ class FoldedModel(nn.Module):
 
 
 def _enter(device: torch.device) -> AbstractContextManager[object]:
-    """A block that launches and captures on this device: neither looks where the tensors are."""
+    """A context with this device current: launch and capture ignore where the tensors are."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @cache
 def _capturing_stream(device: torch.device) -> torch.cuda.Stream:
-    """One of the device's own: torch captures on a stream of whichever it captured on first."""
+    """A stream of this device: torch's default capture stream is of the device used first."""
     return torch.cuda.Stream(device)
 
 
 def fold_model(model: nn.Module, half: torch.dtype | None) -> FoldedModel | None:
-    """The model as it scores; None where its own modules are as good."""
+    """The model folded for scoring; None where it cannot be folded or gains nothing."""
     if half is None or not isinstance(model, UnitModel) or not next(model.parameters()).is_cuda:
         return None
     if type(model).forward is not UnitModel.forward or find_gpu_problem() is not None:

@@ -1,7 +1,7 @@
-"""Triton kernels for scoring: convolutions with what stands behind them.
+"""Triton kernels for scoring: convolutions with their epilogues.
 
-Images are [M, C] rows with C contiguous (channels_last) and C a multiple of eight, handed over as
-C // 8 so that loads stay 16 bytes wide. Offsets are 32 bits wide.
+Images are matrices [M, C] with C contiguous (channels_last) and a multiple of eight, passed as
+C // 8 so that loads stay 16 bytes wide. Offsets are 32-bit.
 """
 # mypy: disable-error-code="no-untyped-def"
 # ruff: noqa: PLR0913, PLR0917  (kernels take pointers and sizes one by one)
@@ -20,7 +20,7 @@ def activate(z, ACT: tl.constexpr):
     if ACT == _RELU6:
         z = tl.minimum(tl.maximum(z, 0.0), 6.0)
     if ACT == SILU:
-        root = tl.rsqrt(1.0 + tl.exp2(z * -1.4426950408889634))  # half as long as a division
+        root = tl.rsqrt(1.0 + tl.exp2(z * -1.4426950408889634))  # twice as fast as a division
         z *= root * root
     return z
 
@@ -39,7 +39,7 @@ def _finish(acc, bias, add, out, m, n, M, N, ADD: tl.constexpr, ACT: tl.constexp
 
 @triton.jit
 def _add_split(acc, part, count, m, n, M, N, split, SPLITS, BM: tl.constexpr, BN: tl.constexpr):
-    """The sum over all splits in the last program to come, and whether this is the one.
+    """The sum over all splits, in the last program to arrive, and whether this is that program.
 
     Always added in the same order. The counter is left at zero for the next kernel.
     """
@@ -57,7 +57,7 @@ def _add_split(acc, part, count, m, n, M, N, split, SPLITS, BM: tl.constexpr, BN
 
 @triton.jit
 def _find_rows(row, M, PIXELS, GATE: tl.constexpr, BM: tl.constexpr):
-    """The results of a tile, M for none; GATE: those of one image, which is the second."""
+    """The output rows of a tile, M for none; GATE: all of one image, the second result."""
     m, image = row * BM + tl.arange(0, BM), 0
     if GATE:
         each = tl.cdiv(PIXELS, BM)
@@ -69,7 +69,7 @@ def _find_rows(row, M, PIXELS, GATE: tl.constexpr, BM: tl.constexpr):
 
 @triton.jit
 def _find_corners(m, H, W, HO, WO, TAPS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr):
-    """Row, column and place of the first pixel that each result sees; of a product, the place."""
+    """Row, column and index of the first pixel of each output's window; of a plain GEMM, m."""
     top, left, place = m, m, m
     if (TAPS > 1) | (STRIDE > 1) | (PAD > 0):
         image, h, wide = m // (HO * WO), (m // WO) % HO, m % WO
@@ -86,11 +86,11 @@ def convolve(
     ADD: tl.constexpr, ACT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """out [M, N] = act(conv(x * gate, w) + bias + add) as a product over KH * KW shifted views.
+    """out [M, N] = act(conv(x * gate, w) + bias + add): implicit GEMM over KH * KW shifted views.
 
     w is [N, KH, KW, C]; a view has C channels of pixels that are PITCH apart. GROUPED: BN channels
-    see the same BN channels of x only, and C = BK = BN. GATE: one factor for each image and
-    channel, and a tile of rows is of one image. SPLITS programs share the sum of one tile.
+    read the same BN channels of x only, and C = BK = BN. GATE: one factor for each image and
+    channel; a tile's rows are of one image. Split-K: SPLITS programs share the sum of one tile.
     """
     STEPS: tl.constexpr = (C + BK - 1) // BK
     ALL: tl.constexpr = KH * KW * STEPS
@@ -141,7 +141,7 @@ def convolve_rows(
     x, w, bias, add, out, M, N, P, K: tl.constexpr, ADD: tl.constexpr, ACT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """1x1 of few channels: programs keep their weights and walk over every P-th block of rows."""
+    """1x1 of few channels: persistent programs keep their weights and loop over blocks of rows."""
     blocks = N // BN
     column, first = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     n, k = column * BN + tl.arange(0, BN), tl.arange(0, K)
@@ -165,13 +165,13 @@ def convolve_ahead(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
     FLAT: tl.constexpr,
 ):  # fmt: skip
-    """1x1 of many channels by P programs that walk over the tiles; x and w are descriptors.
+    """1x1 of many channels by P programs that loop over the tiles; x and w: tensor descriptors.
 
-    The copy engine fetches both factors and, FLAT, those of the next tile during the epilogue of
-    this one. EARLY: what is added is asked for before the product.
+    TMA loads both operands and, with FLAT, those of the next tile during the epilogue of this one.
+    EARLY: `add` is loaded before the product.
     """
     blocks = tl.cdiv(N, BN)
-    late = tl.program_id(0) - P  # the epilogue counts anew: what it shares would take registers
+    late = tl.program_id(0) - P  # the epilogue recomputes its tile: a shared index takes registers
     for tile in tl.range(tl.program_id(0), tl.cdiv(M, BM) * blocks, P, flatten=FLAT):
         top, side = (tile // blocks) * BM, (tile % blocks) * BN
         if ADD & EARLY:
@@ -198,7 +198,7 @@ def shift_and_activate(
     x, bias, add, out, M, C8, ADD: tl.constexpr, ACT: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """act(x + bias + add), behind a convolution of a library."""
+    """act(x + bias + add), after a convolution by cuDNN."""
     C = C8 * 8
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     ok, o = (m < M)[:, None] & (c < C)[None, :], m[:, None] * C + c[None, :]
@@ -223,7 +223,7 @@ def activate_and_pool(
             o = ((n * H + row) * W + column)[:, None] * C + c[None, :]
             value = tl.load(x + o, mask=ok[:, None] & okc[None, :], other=float("-inf"))
             best = tl.maximum(best, value.to(tl.float32))
-    # the activations grow with their input: the largest first gives the same
+    # the activations are monotonic: after the maximum they give the same
     best = activate(best + tl.load(bias + c, mask=okc, other=0.0)[None, :], ACT)
     o, ok = m[:, None] * C + c[None, :], (m < M)[:, None] & okc[None, :]
     tl.store(out + o, best.to(out.dtype.element_ty), mask=ok)
@@ -231,7 +231,7 @@ def activate_and_pool(
 
 @triton.jit(do_not_specialize=["M", "H", "W", "HO", "WO", "LEFT"])
 def gather_squares(x, out, M, H, W, HO, WO, LEFT, SN, SC, SH, SW, BM: tl.constexpr):
-    """Squares of 2 x 2 pixels of 3 channels as one pixel of 16 channels, the last four zero.
+    """Space-to-depth: 2 x 2 pixels of 3 channels become one of 16 channels, the last four zero.
 
     Output pixel (h, w) is the square at 2 (h - LEFT), 2 (w - LEFT); zero beyond the image.
     """

@@ -1,4 +1,4 @@
-"""What the ends of a network need for scoring: the stem's squares and pool, the head's mean.
+"""Operations for scoring a network's ends: the stem's space-to-depth and pool, the head's mean.
 
 Each is a torch custom op with a plain reference beside it.
 """
@@ -24,7 +24,7 @@ _SQUARE_TILE = make_tiles("BM", (64, 4, 1))[0]
 _IMAGE_TILE = make_tiles("BM BC", (16, 64, 4, 1))[0]
 
 
-# --- the stem: a convolution of stride 2 over three channels as one over squares ---
+# --- the stem: a convolution of stride 2 over three channels as one of stride 1 over squares ---
 
 
 def gather_squares_reference(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
@@ -40,7 +40,7 @@ def gather_squares_reference(x: Tensor, padding: Sequence[int], half: torch.dtyp
 
 @torch.library.custom_op("phalanx::gather_squares", mutates_args=("out",))
 def gather_squares(x: Tensor, out: Tensor, padding: Sequence[int]) -> None:
-    """Squares of 2 x 2 pixels of 3 channels as pixels of 16 channels, the last four zero.
+    """Space-to-depth: 2 x 2 pixels of 3 channels become a pixel of 16 channels, the last four zero.
 
     padding: squares of zeros before and after, in both directions. out: from `empty_squares`.
     """
@@ -61,7 +61,7 @@ gather_squares.register_fake(lambda x, out, padding: None)
 
 
 def empty_squares(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
-    """Room for the squares of an image batch."""
+    """An empty tensor for the squares of a batch of images."""
     high, wide = ((edge + 1) // 2 + sum(padding) for edge in x.shape[2:])
     return new_image(x, SQUARE, high, wide, dtype=half)
 
@@ -69,7 +69,7 @@ def empty_squares(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tenso
 def fold_into_squares(weight: Tensor) -> tuple[Tensor, tuple[int, int]]:
     """The weights [O, 3, KS, KS] of a convolution of stride 2, padded by KS // 2, over squares.
 
-    Gives [O, 16, T, T] for a convolution of stride 1 without padding, and the squares of zeros
+    Returns [O, 16, T, T] for a convolution of stride 1 without padding, and the squares of zeros
     that the image needs before and after.
     """
     wide, colours, kernel, _ = weight.shape
@@ -93,7 +93,7 @@ def pool_reference(x: Tensor, bias: Tensor, act: int) -> Tensor:
 
 @torch.library.custom_op("phalanx::activate_and_pool", mutates_args=())
 def activate_and_pool(x: Tensor, bias: Tensor, act: int) -> Tensor:
-    """The 3x3 max-pool of stride 2 of act(x + bias), where act never falls."""
+    """The 3x3 max-pool of stride 2 of act(x + bias), for a non-decreasing act."""
     if not runs_kernels(x) or not fits(x) or x.shape[1] % 8:
         return pool_reference(x, bias, act)
     channels, out = x.shape[1], _empty_pooled(x)

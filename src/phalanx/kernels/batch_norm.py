@@ -1,15 +1,15 @@
-"""Batch norm in training on channels_last memory, in the passes that a network needs of it.
+"""Training-mode batch norm on channels_last memory, as the separate passes that networks combine.
 
-Forward: `norm_vectors` gives v = [mean, rstd, scale, shift] of each channel, and `apply_norm`
-makes activation(x * scale + shift + residual) of it. Backward: `reduce_norm` gives u = [dgamma,
-dbeta, a, b, c], and `apply_norm_back` the gradient of x, a * gradient + b * x + c. Where several
-tensors have a factor, it is one number for each image (drop-path): it scales what the norm gives
-before the residual is added.
+Forward: `norm_vectors` returns v = [mean, rstd, scale, shift] of each channel, from which
+`apply_norm` computes activation(x * scale + shift + residual). Backward: `reduce_norm` returns
+u = [dgamma, dbeta, a, b, c], and `apply_norm_back` the gradient of x, a * gradient + b * x + c. A
+`factor` is one number per image (drop-path): it scales the norm's output before the residual is
+added.
 
-`apply_norm` and `apply_norm_back` take vectors of phalanx.kernels.group_norm as well.
+`apply_norm` and `apply_norm_back` take the vectors of phalanx.kernels.group_norm as well.
 
 All sums are float32. `x` is [N, C, H, W] in channels_last memory, or [N, C]; gradients and
-residuals lie in memory as x does.
+residuals have the memory layout of x.
 """
 
 import math
@@ -31,9 +31,9 @@ NONE, RELU, SILU, RELU6, GELU = 0, 1, 2, 3, 4  # activations
 def norm_vectors(
     x: Tensor, affine: list[Tensor], running: list[Tensor], eps: float, momentum: float
 ) -> Tensor:
-    """v [4, C] of x, with the running statistics updated.
+    """v [4, C] of x; updates the running statistics.
 
-    affine: weight and bias. running: mean, variance and the number of batches, or nothing.
+    affine: weight and bias. running: mean, variance and the number of batches, or an empty list.
     """
     fused = find_fused_for(x, "phalanx.kernels.norm_finish_fused.norm_vectors_fused")
     if fused is not None:
@@ -81,7 +81,7 @@ def _finish_reference(
     running: list[Tensor],
     sizes: tuple[int, float, float],
 ) -> Tensor:
-    """v of a mean and a variance, with the running statistics updated as torch does."""
+    """v from a mean and a variance; updates the running statistics as torch does."""
     count, eps, momentum = sizes
     weight, bias = (tensor.float() for tensor in affine)
     rstd = torch.rsqrt(variance + eps)
@@ -104,10 +104,10 @@ def apply_norm(
     residual_v: Tensor | None = None,
     add_last: bool = False,
 ) -> Tensor:
-    """activation(factor * (x * scale + shift) + residual) in x's type.
+    """activation(factor * (x * scale + shift) + residual) in x's dtype.
 
-    The residual is normalised by vectors of its own, where there are; `add_last`: it is added after
-    the activation, and the factor scales what the activation gives.
+    The residual is normalised first if `residual_v` is given. `add_last`: it is added after the
+    activation, and the factor scales the activation's output.
     """
     fused = find_fused_for(x, "phalanx.kernels.norm_passes_fused.apply_norm_fused")
     if fused is not None:
@@ -139,7 +139,7 @@ def _(
 def reduce_norm(
     dy: Tensor, x: Tensor, v: Tensor, activation: int, factor: Tensor | None = None
 ) -> Tensor:
-    """u [5, C] of a norm from the gradient dy behind its activation."""
+    """u [5, C] of a norm, from the gradient dy of its activation's output."""
     fused = find_fused_for(x, "phalanx.kernels.norm_finish_fused.reduce_norm_fused")
     if fused is not None:
         return fused(dy, x, v, activation, factor)
@@ -161,9 +161,9 @@ def reduce_norm_gated(
     second: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient dy + second where the gate lets it through, and u from it (times the factor).
+    """The gradient dy + second masked by the gate, and u of that gradient (times the factor).
 
-    gate: the output of the ReLU behind norm and residual, or its signs as `pack_signs` has them.
+    gate: the output of the ReLU after norm and residual, or its signs as packed by `pack_signs`.
     """
     fused = find_fused_for(x, "phalanx.kernels.norm_finish_fused.reduce_norm_gated_fused")
     if fused is not None:
@@ -206,7 +206,7 @@ def _(sums: Tensor, v: Tensor, count: int) -> Tensor:
 def apply_norm_back(
     dy: Tensor, x: Tensor, v: Tensor, u: Tensor, activation: int, factor: Tensor | None = None
 ) -> Tensor:
-    """The gradient of x; `activation` NONE where dy was masked already."""
+    """The gradient of x; `activation` is NONE if dy has been masked already."""
     fused = find_fused_for(x, "phalanx.kernels.norm_passes_fused.apply_norm_back_fused")
     if fused is not None:
         return fused(dy, x, v, u, activation, factor)
@@ -223,32 +223,32 @@ def _(
 
 
 def _reduce_reference(gradient: Tensor, x: Tensor, v: Tensor) -> Tensor:
-    """u of a gradient in float32."""
+    """u from a float32 gradient."""
     rows = flatten_pixels(gradient)
     product = (rows * (flatten_pixels(x).float() - v[0])).sum(0)
     return _backward_vectors(rows.sum(0), product, v, len(rows))
 
 
 def _backward_vectors(dbeta: Tensor, product: Tensor, v: Tensor, count: int) -> Tensor:
-    """u of the sums of the gradient and of gradient * (x - mean)."""
+    """u from the sums of the gradient and of gradient * (x - mean)."""
     mean, rstd, scale, _ = v
     dgamma = product * rstd
     slope = scale * rstd * dgamma / count
     return torch.stack([dgamma, dbeta, scale, -slope, slope * mean - scale * dbeta / count])
 
 
-# --- what they share ---
+# --- shared by both ---
 
 
 def flatten_pixels(x: Tensor) -> Tensor:
-    """The pixels of [N, C, H, W] as rows of channels; [N, C] as it is."""
+    """[N, C, H, W] as a matrix [pixels, C]; [N, C] as it is."""
     return x if x.ndim == 2 else x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
 
 
 def pack_signs(x: Tensor) -> Tensor:
-    """Where x is above zero, one bit each: [pixels, C / 8], C a multiple of 64.
+    """x > 0 with one bit per element: uint8 [pixels, C / 8]; C is a multiple of 64.
 
-    Bit i of byte j is channel 8 i + j of 64: a thread of a product holds all eight of them.
+    Bit i of byte j is channel 8 i + j of 64: one thread holds all eight in a GEMM's accumulator.
     """
     kept = (flatten_pixels(x) > 0).view(-1, x.shape[1] // 64, 8, 8).int()
     places = torch.arange(8, device=x.device)[:, None]
@@ -256,7 +256,7 @@ def pack_signs(x: Tensor) -> Tensor:
 
 
 def unpack_signs(signs: Tensor, like: Tensor) -> Tensor:
-    """What `pack_signs` packed, as a mask of the shape of another tensor."""
+    """The mask that `pack_signs` packed, in the shape of another tensor."""
     n, c, h, w = like.shape
     places = torch.arange(8, device=like.device)[:, None]
     kept = (signs.view(-1, c // 64, 1, 8).int() >> places) & 1
@@ -264,12 +264,12 @@ def unpack_signs(signs: Tensor, like: Tensor) -> Tensor:
 
 
 def _for_channels(row: Tensor, x: Tensor) -> Tensor:
-    """One number a channel, or one an image and channel, to be multiplied with x."""
+    """One number per channel, or per image and channel, in a shape that broadcasts with x."""
     return row.view(-1, x.shape[1], *(1 for _ in x.shape[2:]))
 
 
 def for_images(factor: Tensor | None, x: Tensor) -> Tensor | float:
-    """One number an image, to be multiplied with x."""
+    """One number per image, in a shape that broadcasts with x; 1.0 without a factor."""
     return 1.0 if factor is None else factor.float().view(-1, *(1 for _ in x.shape[1:]))
 
 
@@ -290,7 +290,7 @@ def _activate(value: Tensor, activation: int) -> Tensor:
 
 
 def find_derivative(value: Tensor, activation: int) -> Tensor | float:
-    """The activation's derivative where its input is `value`."""
+    """The derivative of the activation at the input `value`."""
     if activation == RELU:
         return (value > 0).float()
     if activation == SILU:

@@ -1,7 +1,7 @@
-"""Which tile each kernel is launched with, and which of several ways to one result is taken.
+"""Which tile each kernel is launched with, and which of several implementations is used.
 
-Both are measured on the device, once for each shape, and remembered: a run stores what it found,
-and a resume takes that again, because another tile may add up in another order.
+Both are timed on the device, once per shape, and remembered: a run stores its choices and a resume
+reuses them, because another tile may sum in another order.
 """
 
 import os
@@ -19,17 +19,17 @@ from torch import Tensor
 
 from phalanx.kernels.fused import find_memory_error
 
-Tile = dict[str, int]  # what a kernel is launched with besides its arguments, by name
-Ways = Mapping[str, Callable[[], Any]]
+Tile = dict[str, int]  # launch parameters by name: block sizes, num_warps, num_stages
+Ways = Mapping[str, Callable[[], Any]]  # implementations of one computation, by name
 
-_REPLAYS, _REPEATS = 3, 8  # of a measurement: replays of a graph with so many runs
+_REPLAYS, _REPEATS = 3, 8  # of a measurement: replays of a graph, and runs in the graph
 _MOST_COMPILERS = 16
 
 
 def make_tiles(names: str, *rows: tuple[int, ...]) -> list[Tile]:
-    """Launch parameters by name, one dict a row; the last two columns are warps and stages.
+    """Launch parameters by name, one dict per row; the last two columns are warps and stages.
 
-    The first row must fit every layer: it is taken where nothing is measured.
+    The first row must fit every layer: it is used where nothing is timed.
     """
     keys = [*names.split(), "num_warps", "num_stages"]
     return [dict(zip(keys, row, strict=True)) for row in rows]
@@ -37,7 +37,7 @@ def make_tiles(names: str, *rows: tuple[int, ...]) -> list[Tile]:
 
 @dataclass(frozen=True)
 class Launch:
-    """A Triton kernel with all it needs to be launched."""
+    """A Triton kernel with everything needed to launch it."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -47,7 +47,7 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """The kernel's name with its tile: what tells it from others that do the same work."""
+        """The kernel's name and its tile, which identify it among launches of the same work."""
         tile = " ".join(f"{name}={value}" for name, value in self.tile.items())
         return f"{self.kernel.__name__} {tile}"
 
@@ -60,13 +60,13 @@ class Launch:
         self.kernel.warmup(*self.args, grid=(1,), **self.flags, **self.tile)
 
     def without_memory(self) -> "Launch":
-        """The same to a compiler, which looks at a tensor's type and address and not into it."""
+        """The same launch with empty tensors: the compiler looks at dtype and alignment only."""
         args = tuple(_forget(value) for value in self.args)
         return replace(self, args=args)
 
     @property
     def compiled_as(self) -> tuple[Any, ...]:
-        """What Triton compiles a kernel of its own for."""
+        """A key that differs wherever Triton compiles a separate kernel."""
         plain = getattr(self.kernel, "do_not_specialize", None) or ()
         names = getattr(self.kernel, "arg_names", ())
         args = [
@@ -77,14 +77,14 @@ class Launch:
 
 
 def _forget(value: Any) -> Any:
-    """An empty tensor in place of one whose address is as good."""
+    """An empty tensor in place of one that is aligned to 16 bytes; other values as they are."""
     if isinstance(value, Tensor) and value.data_ptr() % 16 == 0:
         return value.new_empty(0)
     return value
 
 
 def _specialise(value: Any, *, plain: bool) -> Any:
-    """What Triton distinguishes about an argument; of a plain one, only its type."""
+    """What Triton specialises an argument on; only its type if it is in do_not_specialize."""
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % 16 == 0
     if isinstance(value, int) and not plain:
@@ -94,7 +94,7 @@ def _specialise(value: Any, *, plain: bool) -> Any:
 
 @dataclass(frozen=True)
 class _Recording:
-    """Launches that are noted and not made: those of one thread, and of its backward passes."""
+    """Launches that are recorded instead of run: of one thread, and of its backward passes."""
 
     thread: int | None = None
     backward: bool = False
@@ -104,21 +104,21 @@ class _Recording:
     def has_this_thread(self) -> bool:
         if self.thread is None:
             return False
-        in_backward = torch._C._current_graph_task_id() >= 0  # a thread of autograd's
+        in_backward = torch._C._current_graph_task_id() >= 0  # in one of autograd's threads
         return threading.get_ident() == self.thread or (self.backward and in_backward)
 
 
 class KernelChoices:
-    """What was chosen so far, by what is computed.
+    """The choices made so far, by what is computed.
 
-    On a GPU whatever is not known is measured, unless a graph is being captured; elsewhere the
-    first tile and the first way are taken, as for checks in Triton's interpreter.
+    On a GPU, what is not known yet is timed, unless a graph is being captured. Elsewhere, as in
+    Triton's interpreter, the first tile and the first implementation are used.
     """
 
     def __init__(self) -> None:
-        self.known: dict[str, str] = {}  # the name of a launch or a way
-        self.measures = True  # else the first of each: the same on every machine, every time
-        self.timings: dict[str, dict[str, float]] = {}  # milliseconds of each, where measured
+        self.known: dict[str, str] = {}  # the name of the chosen launch or implementation
+        self.measures = True  # if not, always the first: the same on every machine
+        self.timings: dict[str, dict[str, float]] = {}  # milliseconds of each, where timed
         self._recording = _Recording()
         self._one_recording = threading.Lock()
 
@@ -130,11 +130,11 @@ class KernelChoices:
         tiles: Sequence[Tile],
         **flags: int,
     ) -> Tile:
-        """Launch a kernel with its fastest tile; gives the tile."""
+        """Launch a kernel with its fastest tile; returns the tile."""
         return self.run_fastest([Launch(kernel, grid(t), args, t, flags) for t in tiles]).tile
 
     def run_fastest(self, launches: Sequence[Launch]) -> Launch:
-        """Run one of several launches of the same work; gives it."""
+        """Run the fastest of several launches of the same work; returns it."""
         if self._recording.has_this_thread:
             for launch in launches:
                 self._recording.launches[launch.compiled_as] = launch.without_memory()
@@ -144,16 +144,16 @@ class KernelChoices:
         return _run_first([chosen, *by_name.values()])
 
     def choose(self, key: str, ways: Ways) -> Any:
-        """What the fastest of several ways to the same result gives."""
+        """The result of the fastest of several implementations."""
         if self._recording.has_this_thread:
             first, *_ = [way() for way in ways.values()]  # all of them must be compiled
             return first
         return ways[self.find(key, ways)]()
 
     def choose_name(self, key: str, ways: Ways) -> str:
-        """The name of the fastest way, for a caller that takes it by other means.
+        """The name of the fastest implementation, for a caller that runs it by itself.
 
-        What is measured must change nothing: a way that updates statistics is given none.
+        What is timed must have no side effects: no running statistics are given to be updated.
         """
         if not self._recording.has_this_thread:
             return self.find(key, ways)
@@ -162,7 +162,7 @@ class KernelChoices:
         return next(iter(ways))
 
     def find(self, key: str, ways: Ways) -> str:
-        """The name of the fastest way; one that fails, for lack of shared memory, is left out."""
+        """The name of the fastest implementation; any that fails (shared memory) is left out."""
         if self.measures and self.known.get(key) in ways:
             return self.known[key]
         first = next(iter(ways))
@@ -173,7 +173,7 @@ class KernelChoices:
 
     @contextmanager
     def unmeasured(self) -> Iterator[None]:
-        """A block in which the first of everything is taken, as for tensors without values."""
+        """Within the block nothing is timed: the first choice is used, as for meta tensors."""
         measures, self.measures = self.measures, False
         try:
             yield
@@ -181,10 +181,10 @@ class KernelChoices:
             self.measures = measures
 
     def compile_all(self, run: Callable[[], object]) -> int:
-        """Compile every kernel that `run` may launch, several at a time; gives how many.
+        """Compile every kernel that `run` may launch, several at a time; returns their number.
 
-        Within, kernels are noted and not launched: results are whatever the memory held. Those of
-        other threads are launched as ever.
+        Meanwhile its kernels are recorded and not launched: results are uninitialised memory. Other
+        threads launch theirs as usual.
         """
         with self._one_recording:
             self._recording = _Recording(threading.get_ident(), backward=torch.is_grad_enabled())
@@ -195,14 +195,14 @@ class KernelChoices:
                 self._recording = _Recording()
         with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_COMPILERS)) as pool:
             for task in [pool.submit(launch.compile) for launch in launches]:
-                task.exception()  # a tile that does not compile is left out when it is measured
+                task.exception()  # a tile that does not compile is left out when it is timed
         return len(launches)
 
 
 def _run_first(launches: Sequence[Launch]) -> Launch:
-    """Run the first launch that the device has memory for, and give it.
+    """Run the first launch for which the GPU has enough shared memory; returns it.
 
-    Where nothing is measured, or it was on another GPU, the first may be too large for this one.
+    If nothing was timed, or on another GPU, the chosen tile may be too large for this one.
     """
     *others, last = launches
     for launch in others:
@@ -218,7 +218,7 @@ def _can_measure() -> bool:
 
 
 def _describe(launch: Launch) -> str:
-    """What a launch computes: the kernel, its numbers, flags and the type of its first tensor."""
+    """What a launch computes: kernel, integer arguments, dtype of the first tensor, and flags."""
     numbers = [value for value in launch.args if isinstance(value, int)]
     dtype = next((value.dtype for value in launch.args if isinstance(value, Tensor)), None)
     flags = " ".join(f"{name}={value}" for name, value in launch.flags.items())
@@ -226,7 +226,7 @@ def _describe(launch: Launch) -> str:
 
 
 def _time_each(ways: Ways) -> dict[str, float]:
-    """Milliseconds of each way that works."""
+    """Milliseconds of each implementation that works."""
     found: dict[str, float] = {}
     failures: list[Exception] = []
     for name, way in ways.items():
@@ -240,9 +240,9 @@ def _time_each(ways: Ways) -> dict[str, float]:
 
 
 def _time_on_device(run: Callable[[], object]) -> float:
-    """Milliseconds of one run, from a graph of several: what launching costs does not count.
+    """Milliseconds of one run, from a CUDA graph of several: launch overhead does not count.
 
-    The fastest replay counts: whatever else uses the device can only make one slower.
+    The fastest replay counts: other work on the device can only make a replay slower.
     """
     run()
     side, graph = _measuring_stream(), torch.cuda.CUDAGraph()

@@ -1,4 +1,4 @@
-"""Images cropped and resized to one size, all at once, on the device they are on."""
+"""Batches of images cropped and resized to one size, on the device that holds them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from phalanx.kernels.fused import find_fused
 
 _Box = tuple[float, float, float, float]  # top, left, height, width in the image's pixels
-_MAX_BYTES = 2**30  # of images being resized at a time
+_MAX_BYTES = 2**30  # of images resized at a time
 _PIXEL_BYTES = 3 * 4
 
 
@@ -21,10 +21,10 @@ def crop_and_resize(
     *,
     size: int,
 ) -> Tensor:
-    """A box of each image [3, height, width] at one size, as bytes [N, size, size, 3].
+    """A box of each image [3, height, width], resized: bytes [N, size, size, 3].
 
-    As Pillow's bilinear resize of a box: averaged where it shrinks, with the pixels just outside
-    of the box. Boxes need not end at whole pixels.
+    Like Pillow's bilinear resize of a box: antialiased where it shrinks, with a filter that also
+    reads pixels just outside the box. Boxes need not end at whole pixels.
     """
     starts, lengths = np.split(np.array(boxes, np.float64), 2, axis=1)
     scales = lengths / size
@@ -47,7 +47,7 @@ def _crop_and_resize(
 ) -> Tensor:
     """The reference for the fused kernel: two matrix products for all images together."""
     sides, lengths = np.array([image.shape[1:] for image in images]), scales * size
-    margin = np.maximum(scales, 1) - scales / 2  # how far the filter goes beyond the box
+    margin = np.maximum(scales, 1) - scales / 2  # how far the filter reaches beyond the box
     first = np.floor(starts - margin).clip(0).astype(np.int64)
     last = np.minimum(np.ceil(starts + lengths + margin).astype(np.int64), sides)
     mirrored = np.stack([np.zeros(len(flips)), flips], axis=1)
@@ -60,7 +60,7 @@ def _crop_and_resize(
 
 
 def _split_to_fit(sides: NDArray[np.int64]) -> Iterator[slice]:
-    """Groups of neighbours that fit into memory when padded to the tallest and the widest."""
+    """Slices of consecutive images that fit into memory when padded to the largest sides."""
     start, tallest, widest = 0, 0, 0
     for row, (tall, wide) in enumerate(sides.tolist()):
         tallest, widest = max(tallest, tall), max(widest, wide)
@@ -76,7 +76,7 @@ def _resize(
     axes: NDArray[np.float32],
     size: int,
 ) -> Tensor:
-    """Windows of images at one size [N, size, size, 3], in floats to be truncated to bytes."""
+    """Windows of images resized to [N, size, size, 3]: floats, to be truncated to bytes."""
     tall, wide = (windows[:, 2:] - windows[:, :2]).max(axis=0).tolist()
     padded = images[0].new_zeros((len(images), tall, 3, wide))
     for row, image, (top, left, bottom, right) in zip(
@@ -92,9 +92,9 @@ def _resize(
 
 
 def _weights(axis: Tensor, count: int, size: int) -> Tensor:
-    """How much each of `count` pixels adds to each of `size`, [N, size, count].
+    """Filter weights of `count` source pixels for `size` target pixels: [N, size, count].
 
-    axis: [N, 4], where the box starts, its scale, how many pixels there are, whether to mirror.
+    axis [N, 4]: where the box starts, its scale, how many pixels there are, whether to mirror.
     """
     start, scale, limit, mirrored = axis[:, :, None].unbind(1)
     target = torch.arange(size, device=axis.device) + 0.5

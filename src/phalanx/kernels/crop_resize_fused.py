@@ -1,4 +1,4 @@
-"""phalanx.kernels.crop_resize in Triton: images are read where they are, none is copied first."""
+"""phalanx.kernels.crop_resize in Triton: images are read in place, without copying them first."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @triton.jit
 def _crop_and_resize(layouts, boxes, out, size, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One row of one image: program (image, row)."""
+    """Program (image, row) writes one row of one resized image."""
     image, row = tl.program_id(0).to(tl.int64), tl.program_id(1)
     layout, box = layouts + image * 6, boxes + image * 5
     pixels = tl.load(layout).to(tl.pointer_type(tl.uint8))
@@ -57,9 +57,9 @@ def _crop_and_resize(layouts, boxes, out, size, COLUMNS: tl.constexpr):  # type:
 def crop_and_resize_fused(
     images: Sequence[Tensor], boxes: NDArray[np.float32], size: int
 ) -> Tensor:
-    """Boxes of images at one size [N, size, size, 3].
+    """Boxes of images, resized to [N, size, size, 3].
 
-    boxes: top, left, scale down and across, and whether to mirror, for each image.
+    boxes: top, left, vertical and horizontal scale, and whether to mirror, for each image.
     """
     device = images[0].device
     layouts = torch.tensor(

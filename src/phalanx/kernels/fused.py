@@ -1,4 +1,4 @@
-"""How the fused kernels are found: Triton is optional, and slow to import."""
+"""Fused kernels, imported on first use: Triton is optional, and slow to import."""
 
 import os
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @cache
 def find_fused(name: str) -> Callable[..., Any] | None:
-    """The function of that dotted name, imported when first asked for; None without Triton."""
+    """The function of that dotted name, imported on first use; None without Triton."""
     module, _, function = name.rpartition(".")
     try:
         return getattr(import_module(module), function)
@@ -20,12 +20,12 @@ def find_fused(name: str) -> Callable[..., Any] | None:
 
 
 def find_fused_for(tensor: Tensor, name: str) -> Callable[..., Any] | None:
-    """`find_fused` where the tensor is on a GPU, or Triton interprets its kernels on the CPU."""
+    """`find_fused` if the tensor is on a GPU or Triton's interpreter is on; else None."""
     is_taken = tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     return find_fused(name) if is_taken else None
 
 
 def find_memory_error() -> type[BaseException]:
-    """What Triton raises instead of launching a kernel that needs more memory than there is."""
+    """What Triton raises if a kernel needs more shared memory or threads than the GPU has."""
     found: Any = find_fused("triton.runtime.errors.OutOfResources")
     return found or MemoryError

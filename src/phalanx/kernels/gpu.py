@@ -1,4 +1,4 @@
-"""What decides which kernels run on a GPU, and with which tiles: its memory and its age."""
+"""The properties of a GPU that decide which kernels run on it, and with which tiles."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -8,23 +8,23 @@ from torch import Tensor
 
 from phalanx.kernels.fused import find_fused
 
-_OLDEST = (8, 0)  # compute capability: of the A100
+_OLDEST = (8, 0)  # compute capability, of the A100
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a kernel may count on."""
+    """The properties of a GPU that kernels depend on."""
 
     multiprocessors: int
-    shared_memory: int  # bytes that one program can have
-    has_copy_engine: bool  # which fetches blocks of a matrix that a descriptor describes
+    shared_memory: int  # bytes that one program can use
+    has_tma: bool  # TMA, which loads tiles of a matrix by its tensor descriptor
 
 
-_INTERPRETER = Gpu(2, 227 * 2**10, has_copy_engine=True)  # so few that programs walk
+_INTERPRETER = Gpu(2, 227 * 2**10, has_tma=True)  # few SMs: persistent programs loop
 
 
 def find_gpu(tensor: Tensor) -> Gpu:
-    """Where a tensor is; on the CPU, what Triton's interpreter takes itself for."""
+    """The GPU that holds a tensor; for the CPU, the one that Triton's interpreter stands for."""
     return _read_gpu(tensor.device) if tensor.is_cuda else _INTERPRETER
 
 
@@ -32,11 +32,11 @@ def find_gpu(tensor: Tensor) -> Gpu:
 def _read_gpu(device: torch.device) -> Gpu:
     found = torch.cuda.get_device_properties(device)
     memory = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
-    return Gpu(found.multi_processor_count, memory, has_copy_engine=found.major >= 9)
+    return Gpu(found.multi_processor_count, memory, has_tma=found.major >= 9)
 
 
 def find_gpu_problem() -> str | None:
-    """Why the current GPU cannot run our kernels, if so."""
+    """Why the current GPU cannot run our kernels; None if it can."""
     if find_fused("phalanx.kernels.norm_passes_fused.sum_statistics") is None:
         return "Triton is not installed"
     if torch.version.hip is not None:
@@ -46,12 +46,13 @@ def find_gpu_problem() -> str | None:
     return None
 
 
-def count_walker_bytes(
+def count_persistent_bytes(
     rows: int, columns: int, *, depth: int, stages: int, images_read: int
 ) -> int:
-    """Shared memory of a program that keeps 16-bit weights [depth, columns] and walks over rows.
+    """Shared memory in bytes of a persistent program that keeps 16-bit weights [depth, columns].
 
-    stages: blocks of rows under way. images_read: images as wide as the result that are read too.
+    It loops over blocks of rows. stages: blocks in flight. images_read: images as wide as the
+    result that are read too.
     """
     block = rows * depth * stages + rows * columns * (images_read * (stages - 1) + 1)
     return 2 * (depth * columns + block)

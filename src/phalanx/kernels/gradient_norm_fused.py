@@ -1,8 +1,8 @@
 """The norm of all gradients and what follows from it, for phalanx.kernels.update_fused.
 
-Two Triton kernels: one has a program for each block of elements, the other is one program. The
-table of a step has a column of addresses for each of UpdateColumns, with 0 for none, then SIZE and
-GROUP. It lies in memory column by column, and `row` is where a row begins.
+Two Triton kernels: the first has a program for each block of elements, the second is one program.
+The table of a step has a column of addresses for each field of UpdateColumns (0 for None), then
+SIZE and GROUP. It is stored column by column; `row` points to the first entry of a row.
 """
 # ruff: noqa: PLR0913, PLR0917, PLR1714, SIM108, SIM109
 
@@ -12,7 +12,7 @@ import triton.language as tl
 from phalanx.kernels import update
 from phalanx.kernels.update import FORMULAS, GroupSettings, UpdateColumns
 
-# the places of update.py, as kernels want them
+# the indices of update.py as constexpr, so that kernels can read them
 SGD, NESTEROV, COMBINED, ADAM, RMSPROP, RMSPROP_TF = map(tl.constexpr, range(len(FORMULAS)))
 WEIGHT, GRADIENT, FIRST, SECOND, AVERAGE, HALF_COPY, _NUMBER = map(
     tl.constexpr, range(len(UpdateColumns._fields))
@@ -32,7 +32,7 @@ _SMALLEST, _LARGEST = tl.constexpr(update.SMALLEST_SCALE), tl.constexpr(update.L
 
 @triton.jit
 def find_address(row, rows, COLUMN: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the tensor of a row lies; aligned, several of its elements are read at a time."""
+    """The address of a row's tensor; if it is aligned, loads are vectorised."""
     address = tl.load(row + COLUMN * rows)
     if ALIGNED:
         address = tl.multiple_of(address, 16)
@@ -41,7 +41,7 @@ def find_address(row, rows, COLUMN: tl.constexpr, ALIGNED: tl.constexpr):  # typ
 
 @triton.jit
 def read_elements(pointer, inside, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Elements, and 0 for those that are not inside."""
+    """Elements, with 0 for those that are not inside."""
     if MASKED:
         values = tl.load(pointer, mask=inside, other=0.0)
     else:
@@ -51,7 +51,7 @@ def read_elements(pointer, inside, MASKED: tl.constexpr):  # type: ignore[no-unt
 
 @triton.jit
 def write_elements(pointer, values, inside, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Overwrite those that are inside."""
+    """Store the elements that are inside."""
     if MASKED:
         tl.store(pointer, values, mask=inside)
     else:
@@ -60,7 +60,7 @@ def write_elements(pointer, values, inside, MASKED: tl.constexpr):  # type: igno
 
 @triton.jit
 def clamp(values, limit):  # type: ignore[no-untyped-def]
-    """Values no larger than the limit; NaN stays."""
+    """Values clamped to [-limit, limit]; NaN stays NaN."""
     values = tl.where(values > limit, limit, values)
     return tl.where(values < -limit, -limit, values)
 
@@ -70,7 +70,7 @@ def clamp(values, limit):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _store_squares(gradient, inside, unscale, limit, sums, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Two sums: of gradients as they are, and of those clipped by value."""
+    """Store two sums of squares: of the unscaled gradients, and of those clipped by value."""
     values = read_elements(gradient, inside, MASKED) * unscale
     clipped = clamp(values, limit).to(tl.float64)
     values = values.to(tl.float64)
@@ -89,7 +89,7 @@ def sum_squares(  # type: ignore[no-untyped-def]
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One block of one gradient."""
+    """Both sums of squares of one block of one gradient."""
     block = blocks + 2 * tl.program_id(0)
     row, start = table + tl.load(block), tl.multiple_of(tl.load(block + 1), BLOCK)
     size = tl.load(row + SIZE * rows)
@@ -108,7 +108,7 @@ def sum_squares(  # type: ignore[no-untyped-def]
         _store_squares(gradient, where < size, unscale, limit, sums, True)
 
 
-# --- what there is once: norm, clipping, loss scale, and the numbers of each weight's state ---
+# --- in one program: norm, clipping, loss scale, and the scalars of each weight's state ---
 
 
 @triton.jit
@@ -125,7 +125,7 @@ def _add_up(sums, count, MANY: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _adapt(state, multiplier, settings, finite, history):  # type: ignore[no-untyped-def]
-    """The loss scale after a step."""
+    """Update the loss scale after a step."""
     scale, finite_steps = tl.load(state), tl.load(state + 1) + tl.where(finite, 1.0, 0.0)
     skipped, changes = tl.load(state + 2), tl.load(state + 3)
     largest, smallest = tl.load(settings + _LARGEST), tl.load(settings + _SMALLEST)
@@ -134,7 +134,7 @@ def _adapt(state, multiplier, settings, finite, history):  # type: ignore[no-unt
     new = tl.where(finite, tl.where(grows, scale * 2, scale), halved)
     changed = grows | (finite == 0)
     change = state + _HISTORY + 2 * (changes.to(tl.int64) % history)
-    tl.debug_barrier()  # all threads have read what is overwritten now
+    tl.debug_barrier()  # all threads have read what is overwritten below
     tl.store(change, tl.load(settings + _STEP), mask=changed)
     tl.store(change + 1, new, mask=changed)
     tl.store(state, new)
@@ -146,10 +146,10 @@ def _adapt(state, multiplier, settings, finite, history):  # type: ignore[no-unt
 
 @triton.jit
 def _power(base, exponent):  # type: ignore[no-untyped-def]
-    """Numbers to the power of whole ones."""
+    """Powers with whole exponents, in float64."""
     left = exponent.to(tl.int32)
     power = tl.full(exponent.shape, 1.0, tl.float64)
-    for _ in range(24):  # float32 counts no further
+    for _ in range(24):  # a float32 counts no further than 2**24
         power = tl.where((left & 1) == 1, power * base, power)
         base = base * base
         left = left >> 1
@@ -166,7 +166,7 @@ def _count_rows(  # type: ignore[no-untyped-def]
     FORMULA: tl.constexpr,
     MANY: tl.constexpr,
 ):
-    """Change the number of each weight that is updated, and find the two factors of its update."""
+    """Advance the scalar state of each updated weight, and store the two factors of its update."""
     for start in range(0, rows, MANY):
         place = start + tl.arange(0, MANY)
         row, inside = table + place, place < rows
@@ -194,7 +194,7 @@ def _count_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _copy_counters(counters, pairs, MANY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Copy whole numbers; counters: pairs of addresses."""
+    """Copy int64 counters, given as pairs of addresses: source, target."""
     for start in range(0, pairs, MANY):
         pair = start + tl.arange(0, MANY)
         inside = pair < pairs

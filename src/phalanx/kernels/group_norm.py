@@ -1,10 +1,10 @@
-"""Group norm in training on channels_last memory, in the passes of phalanx.kernels.batch_norm.
+"""Training-mode group norm on channels_last memory, in the passes of phalanx.kernels.batch_norm.
 
-Its vectors are of each image: v [4, N, C] and u [5, N, C]. The first two rows of u, summed over the
-images, are the gradients of weight and bias. `apply_norm` and `apply_norm_back` take them.
+Its vectors are per image: v [4, N, C] and u [5, N, C]. The first two rows of u, summed over the
+images, are the gradients of weight and bias. `apply_norm` and `apply_norm_back` take v and u.
 
 groups: their number, the distance between their first channels, the channels of each, and the
-distance between these, as `list_groups` gives them.
+distance between these, as `list_groups` returns them.
 """
 
 import torch
@@ -16,7 +16,7 @@ from phalanx.kernels.fused import find_fused_for
 
 
 def list_groups(number: int, channels: int, *, interleaved: bool) -> list[int]:
-    """The layout of groups of channels side by side, or of every `number`-th channel."""
+    """The layout of groups of adjacent channels or, interleaved, of every `number`-th channel."""
     each = channels // number
     return [number, 1, each, number] if interleaved else [number, each, each, 1]
 
@@ -52,7 +52,7 @@ def reduce_group_norm(
     activation: int,
     factor: Tensor | None = None,
 ) -> Tensor:
-    """u [5, N, C] of a norm from the gradient dy behind its activation."""
+    """u [5, N, C] of a norm, from the gradient dy of its activation's output."""
     fused = find_fused_for(x, "phalanx.kernels.norm_finish_fused.reduce_group_norm_fused")
     if fused is not None:
         return fused((dy, None, x, None, factor), v, groups, activation, out=False)[1]
@@ -82,7 +82,7 @@ def reduce_group_norm_gated(
     second: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient dy + second where the gate lets it through, and u, as for a batch norm."""
+    """The gradient dy + second masked by the gate, and u, as for a batch norm."""
     fused = find_fused_for(x, "phalanx.kernels.norm_finish_fused.reduce_group_norm_fused")
     if fused is not None:
         passed, u = fused((dy, second, x, gate, factor), v, groups, 0, out=True)
@@ -108,7 +108,7 @@ def _(
 
 
 def _reduce_reference(gradient: Tensor, x: Tensor, v: Tensor, groups: list[int]) -> Tensor:
-    """u of a gradient in float32."""
+    """u from a float32 gradient."""
     mean, rstd, scale, _ = v
     dbeta = gradient.flatten(2).sum(2)
     dgamma = (gradient * (x.float() - mean[:, :, None, None])).flatten(2).sum(2) * rstd
@@ -128,7 +128,7 @@ def _by_group(values: Tensor, groups: list[int]) -> Tensor:
 
 
 def _to_channels(values: Tensor, groups: list[int]) -> Tensor:
-    """What `_by_group` was given."""
+    """The inverse of `_by_group`."""
     ordered = values if groups[3] == 1 else values.transpose(-1, -2)
     return ordered.flatten(-2)
 

@@ -1,58 +1,58 @@
-"""Images in channels_last memory, [N, C, H, W], and how the work on them is cut."""
+"""Images [N, C, H, W] in channels_last memory, and how work on them is split into programs."""
 
 import torch
 from torch import Tensor
 
-MULTIPROCESSORS = 132  # of the GPU that the cuts are made for; others get a little more or less
+MULTIPROCESSORS = 132  # of an H100 or H200; other GPUs get a little more or less work per SM
 _MOST_PARTS = 16
 
 
 def count_rows(x: Tensor) -> int:
-    """Pixels of all images: the rows of the matrix [pixels, channels] that memory holds."""
+    """The pixels of all images: rows of the matrix [pixels, channels] that is in memory."""
     return x.numel() // x.shape[1]
 
 
 def to_rows(x: Tensor) -> Tensor:
-    """An image as that matrix."""
+    """Images as a matrix [pixels, channels]."""
     return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
 
 
 def to_image(rows: Tensor, like: Tensor) -> Tensor:
-    """That matrix as an image of the height and width of another."""
+    """A matrix [pixels, channels] as images with the batch size, height and width of others."""
     n, _, h, w = like.shape
     return rows.view(n, h, w, -1).permute(0, 3, 1, 2)
 
 
 def to_channels_last(x: Tensor) -> Tensor:
-    """An image in channels_last memory."""
+    """Images in channels_last memory."""
     return x.contiguous(memory_format=torch.channels_last)
 
 
 def new_image(
     like: Tensor, channels: int, height: int, width: int, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Room for as many images of other sizes."""
+    """Empty channels_last images: as many as in `like`, of another size."""
     shape = (len(like), height, width, channels)
     return torch.empty(shape, dtype=dtype or like.dtype, device=like.device).permute(0, 3, 1, 2)
 
 
 def is_spread(x: Tensor) -> bool:
-    """Whether all pixels of an image are one row in memory, as the gradient of their mean is."""
+    """Whether an image's pixels share one row (stride 0), like the gradient of mean pooling."""
     return x.stride()[2:] == (0, 0) and x[:, :, 0, 0].is_contiguous()
 
 
 def new_floats(*shape: int, like: Tensor) -> Tensor:
-    """Room for float32 numbers."""
+    """An empty float32 tensor on the device of `like`."""
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
 def count_groups(rows: int, channels: int) -> int:
-    """Rows of partial sums: so many programs share the rows of an image."""
+    """How many programs share the rows of images; each writes one row of partial sums."""
     return max(1, min(MULTIPROCESSORS * 8 * 64 // channels, -(-rows // 128)))
 
 
 def count_parts(images: int, pixels: int, channels: int) -> int:
-    """Into how many parts an image is cut for sums by image, so that there are programs enough."""
+    """Into how many parts an image is split for per-image sums, to have enough programs."""
     wanted, parts = MULTIPROCESSORS * 15, 1
     programs = images * -(-channels // 64)
     while parts * programs < wanted and parts < _MOST_PARTS and pixels >= 128 * parts:

@@ -13,10 +13,10 @@ from torch import Tensor
 from phalanx.kernels.choices import CHOICES, Tile, make_tiles
 from phalanx.kernels.norm_passes_fused import place, sum_gradients, sum_statistics
 
-# one each: a kernel that updates statistics must not be repeated to be measured
+# one tile each: timing would repeat a kernel that updates running statistics
 _TILES = make_tiles("BG BC", (64, 16, 4, 3))
 _LONG_TILES = make_tiles("BG BC", (256, 16, 8, 3))
-_LONG = 128  # partial sums
+_LONG = 128  # rows of partial sums
 _IMAGE_TILES = make_tiles("", (4, 3))
 
 
@@ -25,7 +25,7 @@ _IMAGE_TILES = make_tiles("", (4, 3))
 
 @triton.jit
 def _add_partials(s, c, C, G, BG: tl.constexpr, BC: tl.constexpr):
-    """Two sums from their partial rows."""
+    """Two sums, each over G rows of partial sums."""
     first, second = tl.zeros((BG, BC), tl.float32), tl.zeros((BG, BC), tl.float32)
     for g0 in range(0, G, BG):
         o, ok = place(g0 + tl.arange(0, BG), c, G, C, False)
@@ -36,7 +36,7 @@ def _add_partials(s, c, C, G, BG: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def _update_running(running_mean, running_var, batches, c, mean, var, M, C, momentum):
-    """The running statistics, as torch has them."""
+    """Update the running statistics as torch does."""
     ok = c < C
     old = tl.load(running_mean + c, mask=ok, other=0.0).to(tl.float32)
     value = old + momentum * (mean - old)
@@ -54,7 +54,7 @@ def _finish_statistics(
     s, first, weight, bias, running_mean, running_var, batches, v, M, C, G, eps, momentum,
     RUNNING: tl.constexpr, BG: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """v and the running statistics from partial sums of x less `first`, where that is given."""
+    """v and the running statistics from partial sums of x, or of x - first if that is given."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     ok = c < C
     total, square = _add_partials(s, c, C, G, BG, BC)
@@ -94,14 +94,14 @@ def _finish_gradients(s, v, u, M, C, G, CENTRED: tl.constexpr, BG: tl.constexpr,
 
 
 def _find_tiles(groups: int) -> list[Tile]:
-    """How many partial sums a program takes at a time."""
+    """Tiles for so many rows of partial sums."""
     return _LONG_TILES if groups > _LONG else _TILES
 
 
 def norm_vectors_fused(
     x: Tensor, affine: list[Tensor], running: list[Tensor], eps: float, momentum: float
 ) -> Tensor:
-    """v of x, with the running statistics updated."""
+    """v of x; updates the running statistics."""
     sums, pixels = sum_statistics(x, by_image=False), x.numel() // x.shape[1]
     return _finish(sums, x, affine, running, (pixels, eps, momentum))
 
@@ -125,7 +125,7 @@ def _finish(
     running: list[Tensor],
     sizes: tuple[int, float, float],
 ) -> Tensor:
-    """v from partial sums of x less its first pixel."""
+    """v from partial sums of x, or of x minus its first pixel if `first` is given."""
     (count, eps, momentum), (_, groups, channels) = sizes, sums.shape
     v = torch.empty((4, channels), device=sums.device)
     args = (sums, first, *affine, *(running or (None, None, None)), v, count, channels, groups)
@@ -146,7 +146,7 @@ def reduce_norm_fused(
 def reduce_norm_gated_fused(
     dy: Tensor, x: Tensor, v: Tensor, gate: Tensor, second: Tensor | None, factor: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The gradient that passes the gate, and u."""
+    """The gated gradient, and u."""
     out = torch.empty_like(dy)
     sums = sum_gradients((dy, second, x, gate, factor), v, out, 0)
     return out, finish_gradients(sums, v, x.numel() // x.shape[1])
@@ -167,19 +167,19 @@ def finish_gradients(sums: Tensor, v: Tensor, count: int, *, centred: bool = Tru
     return u
 
 
-# --- group norm: a program an image, with its groups and their channels as a matrix ---
+# --- group norm: one program per image, with its channels as a matrix [groups, channels] ---
 
 
 @triton.jit
 def _find_channels(GROUPS, STEP, EACH, BETWEEN, BG: tl.constexpr, BC: tl.constexpr):
-    """The channels of each group, [groups, channels of a group], and which of them exist."""
+    """The channels of each group, [groups, channels of a group], and the mask of valid ones."""
     g, j = tl.arange(0, BG), tl.arange(0, BC)
     return g[:, None] * STEP + j[None, :] * BETWEEN, (g < GROUPS)[:, None] & (j < EACH)[None, :]
 
 
 @triton.jit
 def _add_image_partials(s, c, ok, C, R, G, BG: tl.constexpr, BC: tl.constexpr):
-    """Two sums of an image's channels from their partial rows."""
+    """Two sums for each channel of an image, each over G rows of partial sums."""
     first, second = tl.zeros((BG, BC), tl.float32), tl.zeros((BG, BC), tl.float32)
     s += tl.program_id(0) * C
     for g in range(G):
@@ -193,7 +193,7 @@ def _finish_group_statistics(
     s, x, weight, bias, v, M, C, R, G, GROUPS, STEP, EACH, BETWEEN, eps,
     BG: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """v of an image from partial sums of x less its first pixel."""
+    """v of an image from partial sums of x minus its first pixel."""
     n = tl.program_id(0)
     c, ok = _find_channels(GROUPS, STEP, EACH, BETWEEN, BG, BC)
     total, square = _add_image_partials(s, c, ok, C, R, G, BG, BC)
@@ -237,7 +237,7 @@ def _finish_group_gradients(
 def group_norm_vectors_fused(
     x: Tensor, affine: list[Tensor], groups: list[int], eps: float
 ) -> Tensor:
-    """v of x by a group norm."""
+    """v of a group norm of x."""
     (n, c), sums = x.shape[:2], sum_statistics(x, by_image=True)
     v = torch.empty((4, n, c), device=x.device)
     pixels = x.numel() // n // c
@@ -258,7 +258,7 @@ def finish_group_gradients(sums: Tensor, v: Tensor, groups: list[int], pixels: i
 
 
 def _find_blocks(groups: list[int]) -> dict[str, int]:
-    """Powers of two that hold all groups, and the channels of one."""
+    """Block sizes: powers of two that cover all groups, and the channels of one."""
     number, _, each, _ = groups
     return {"BG": triton.next_power_of_2(number), "BC": triton.next_power_of_2(each)}
 
@@ -266,7 +266,7 @@ def _find_blocks(groups: list[int]) -> dict[str, int]:
 def reduce_group_norm_fused(
     tensors: tuple[Tensor | None, ...], v: Tensor, groups: list[int], activation: int, *, out: bool
 ) -> tuple[Tensor | None, Tensor]:
-    """The gradient that passes the gate, if it is wanted, and u of a group norm."""
+    """The gated gradient (None unless `out`), and u of a group norm."""
     dy, _, x, _, _ = tensors
     assert dy is not None and x is not None
     passed = torch.empty_like(dy) if out else None

@@ -1,11 +1,11 @@
-"""The passes over pixels that batch norm and group norm are made of, in Triton.
+"""The passes over pixels of batch norm and group norm, in Triton.
 
-Each reads every tensor once. Sums are made in two kernels: a number of programs add up rows, then
-a second kernel adds their partial sums in a fixed order (phalanx.kernels.norm_finish_fused).
+Each reads every tensor once. Sums take two kernels: the programs of the first write partial sums,
+and the second adds these up in a fixed order (phalanx.kernels.norm_finish_fused).
 
-Vectors of a batch norm are [rows, C], those of a group norm [rows, images, C]; R is the distance
-between rows. The third number of a grid is the image that a program works on, M the pixels of an
-image then; for a batch norm there is but one, of all pixels. WIDE: offsets need 64 bits.
+Vectors of a batch norm are [rows, C], those of a group norm [rows, images, C]; R is the stride
+between rows. For a group norm, axis 2 of the grid is the image and M the pixels of one image; for a
+batch norm that axis has length 1 and M counts all pixels. WIDE: offsets need 64 bits.
 """
 # ruff: noqa: PLR0913, PLR0917  (kernels take pointers and sizes one by one)
 # mypy: disable-error-code="no-untyped-def"
@@ -25,12 +25,12 @@ _TILES = make_tiles("BM BC", (32, 64, 4, 3), (64, 64, 4, 3), (16, 128, 4, 3), (3
 _MULTIPROCESSORS = 132  # of an H100 or H200
 
 
-# --- what kernels share ---
+# --- shared by the kernels ---
 
 
 @triton.jit
 def place(m, c, M, C, WIDE: tl.constexpr):
-    """Offsets of the pixels m and channels c, and which of them exist."""
+    """Offsets of the pixels m and channels c, and the mask of those in bounds."""
     if WIDE:
         m = m.to(tl.int64)
     return m[:, None] * C + c[None, :], (m < M)[:, None] & (c < C)[None, :]
@@ -38,7 +38,7 @@ def place(m, c, M, C, WIDE: tl.constexpr):
 
 @triton.jit
 def skip_images(pixels):
-    """How many pixels lie before those of a program's image."""
+    """The index of the first pixel of a program's image."""
     return tl.program_id(2).to(tl.int64) * pixels
 
 
@@ -50,14 +50,14 @@ def load_row(v, row, c, C, R):
 
 @triton.jit
 def _load_factor(factor, m, M, PIXELS):
-    """The number of each pixel's image, as [pixels, 1]."""
+    """The factor of each pixel's image, as [pixels, 1]."""
     image = tl.program_id(2) + m // PIXELS
     return tl.load(factor + image, mask=m < M, other=0.0).to(tl.float32)[:, None]
 
 
 @triton.jit
 def activate(value, ACT: tl.constexpr):
-    """The activation; what is no number stays so."""
+    """The activation; NaN stays NaN."""
     if (ACT == 1) | (ACT == 3):
         value = tl.where(value < 0, 0.0, value)
     if ACT == 2:
@@ -87,14 +87,14 @@ def activate_back(d, value, ACT: tl.constexpr):
 
 @triton.jit
 def _unpack_signs(packed, BM: tl.constexpr, BC: tl.constexpr):
-    """What phalanx.kernels.batch_norm.pack_signs packed, as 0 and 1."""
+    """The bits packed by phalanx.kernels.batch_norm.pack_signs, as 0 and 1."""
     packed = tl.reshape(packed.to(tl.int32), (BM, BC // 64, 1, 8))
     return tl.reshape((packed >> tl.arange(0, 8)[None, None, :, None]) & 1, (BM, BC))
 
 
 @triton.jit
 def _store_sums(s, first, second, g, c, C, R, G):
-    """Two rows of partial sums."""
+    """Store two rows of partial sums."""
     s += tl.program_id(2) * C + c
     tl.store(s + g * R, first, mask=c < C)
     tl.store(s + (G + g) * R, second, mask=c < C)
@@ -107,7 +107,8 @@ def _store_sums(s, first, second, g, c, C, R, G):
 def _sum_statistics(x, s, M, C, R, G, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
     """Partial sums of x and x * x, one row for each of G programs.
 
-    Of x less its first pixel: the variance is else a small difference of large numbers.
+    The first pixel is subtracted from x: otherwise the variance, a difference of large numbers,
+    would lose precision.
     """
     c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
     x += skip_images(M) * C
@@ -127,7 +128,7 @@ def _apply(
     x, residual, residual_v, factor, v, y, M, C, R, PIXELS,
     ACT: tl.constexpr, LAST: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Normalise, with factor, residual and activation; LAST: the residual is added last."""
+    """Normalise, with factor, residual and activation; LAST: the residual is added after it."""
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     o, ok = place(m, c, M, C, WIDE)
     before = skip_images(M) * C
@@ -155,9 +156,9 @@ def _sum_gradients(
     dy, second, x, gate, factor, v, out, s, M, C, R, G, PIXELS,
     ACT: tl.constexpr, SIGNS: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums of the gradient before the activation, and of it times x - mean.
+    """Partial sums of the gradient of the activation's input, and of it times x - mean.
 
-    With a gate, which is an output or its SIGNS, the gradient that passes it is written as well.
+    With a gate, which is an output or its packed SIGNS, the gated gradient is stored as well.
     """
     c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
     mean, scale = load_row(v, 0, c, C, R), load_row(v, 2, c, C, R)
@@ -212,7 +213,7 @@ def _apply_back(
 
 @dataclass(frozen=True)
 class NormSizes:
-    """The numbers of a launch."""
+    """The sizes of a launch."""
 
     images: int  # of a group norm; 1 for a batch norm
     pixels: int  # of each
@@ -222,7 +223,7 @@ class NormSizes:
 
     @property
     def row(self) -> int:
-        """The distance between rows of vectors."""
+        """The stride between rows of vectors."""
         return self.images * self.channels
 
     @property
@@ -245,7 +246,7 @@ class NormSizes:
 
     @property
     def by_pixels(self) -> Callable[[Tile], tuple[int, ...]]:
-        """The grid of what is done to each number."""
+        """The grid of an elementwise pass."""
         return lambda t: (
             triton.cdiv(self.pixels, t["BM"]),
             triton.cdiv(self.channels, t["BC"]),
@@ -253,12 +254,12 @@ class NormSizes:
         )
 
     def new_sums(self, like: Tensor) -> Tensor:
-        """Room for two partial sums of each program."""
+        """An empty tensor for two rows of partial sums per program."""
         return torch.empty((2, self.groups, self.row), device=like.device)
 
 
 def find_sizes(x: Tensor, *, by_image: bool) -> NormSizes:
-    """The numbers of a launch over x."""
+    """The sizes of a launch over x."""
     images, channels = x.shape[:2]
     each = x.numel() // channels // images
     own = images if by_image else 1
@@ -267,7 +268,7 @@ def find_sizes(x: Tensor, *, by_image: bool) -> NormSizes:
 
 
 def sum_statistics(x: Tensor, *, by_image: bool) -> Tensor:
-    """Partial sums [2, any, C or images * C] of x less its first pixel, and of the squares."""
+    """Partial sums [2, any, C or images * C] of x minus its first pixel, and of the squares."""
     sizes = find_sizes(x, by_image=by_image)
     sums = sizes.new_sums(x)
     args = (x, sums, sizes.pixels, sizes.channels, sizes.row, sizes.groups)
@@ -278,7 +279,7 @@ def sum_statistics(x: Tensor, *, by_image: bool) -> Tensor:
 def apply_norm_fused(
     x: Tensor, v: Tensor, activation: int, added: tuple[Tensor | None, ...], *, last: bool
 ) -> Tensor:
-    """The norm's output, with residual, the residual's v, factor, and activation."""
+    """The norm's output; added: the residual, the residual's v, and the factor."""
     sizes, y = find_sizes(x, by_image=v.ndim == 3), torch.empty_like(x)
     args = (x, *added, v, y, sizes.pixels, sizes.channels, sizes.row, sizes.each)
     flags = {"ACT": activation, "LAST": last, "WIDE": sizes.wide}
@@ -289,7 +290,7 @@ def apply_norm_fused(
 def sum_gradients(
     tensors: tuple[Tensor | None, ...], v: Tensor, out: Tensor | None, activation: int
 ) -> Tensor:
-    """Partial sums of the gradient, second gradient, input, gate and factor of a norm."""
+    """Partial sums for a norm's backward; tensors: dy, second gradient, x, gate, factor."""
     _, _, x, gate, _ = tensors
     assert x is not None
     sizes = find_sizes(x, by_image=v.ndim == 3)

@@ -33,14 +33,14 @@ def mix_(words: Tensor) -> Tensor:
 
 
 def draw_bits(counters: Tensor, key: Tensor | int) -> Tensor:
-    """64 random bits for each counter, as `phalanx.plan.draws.draw_bits` has for this key."""
+    """64 random bits for each counter, those of `phalanx.plan.draws.draw_bits` for this key."""
     return mix_(mix_(counters * _GOLDEN + key).bitwise_xor_(key))
 
 
 def draw_int32(key: int, first: int, count: int, device: torch.device) -> Tensor:
-    """32 random bits for each of `count` elements from number `first` on, which must be even.
+    """32 random bits for each of `count` elements, starting at element `first`, an even number.
 
-    Elements 2n and 2n + 1 share the 64 bits that `draw_bits` has for n, the lower half first.
+    Elements 2n and 2n + 1 share the 64 bits that `draw_bits` returns for n, the lower half first.
     """
     counters = torch.arange(first // 2, (first + count + 1) // 2, device=device)
     return draw_bits(counters, to_signed(key)).view(torch.int32)[:count]

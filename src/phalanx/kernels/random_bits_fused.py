@@ -5,7 +5,7 @@ import triton.language as tl
 
 from phalanx.plan.draws import GOLDEN, LAST_SHIFT, MIX_ROUNDS
 
-# a kernel can read no other global values than constexpr
+# constexpr are the only globals that a kernel can read
 _GOLDEN, _LAST_SHIFT = tl.constexpr(int(GOLDEN)), tl.constexpr(LAST_SHIFT)
 _SHIFT_1, _FACTOR_1 = (tl.constexpr(number) for number in MIX_ROUNDS[0])
 _SHIFT_2, _FACTOR_2 = (tl.constexpr(number) for number in MIX_ROUNDS[1])
@@ -21,7 +21,7 @@ def mix(words):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def draw_int32(elements, key):  # type: ignore[no-untyped-def]
-    """`phalanx.kernels.random_bits.draw_int32`, for elements of any number; key is an int64."""
+    """`phalanx.kernels.random_bits.draw_int32`, for any element indices; key is an int64."""
     key = key.to(tl.uint64, bitcast=True)
     words = (elements >> 1).to(tl.uint64) * _GOLDEN + key
     words = mix(mix(words) ^ key)

@@ -18,10 +18,10 @@ LARGEST_FINITE = {torch.bfloat16: 0x7F7F0000, torch.float16: 0x477FE000}
 INFINITY = 0x7F800000
 _SMALLEST_FLOAT16 = 0x33800000  # 2**-24, a subnormal number
 
-CHUNK = 2**17  # elements rounded at a time: even, and few enough for a processor's cache
-_MEASURED, _PARTS = 2**13, 8  # elements measured at a time: at most so many, or a part of a tensor
-_MAX_FUSED_ELEMENTS = 2**30  # the fused kernel counts in 32 bits
-COUNTS = (  # their order is that of checkpoints
+CHUNK = 2**17  # elements rounded at a time: even, and few enough for a CPU's cache
+_MEASURED, _PARTS = 2**13, 8  # elements measured at a time: min(2**13, an eighth of a tensor)
+_MAX_FUSED_ELEMENTS = 2**30  # the fused kernel has 32-bit offsets
+COUNTS = (  # checkpoints store them in this order
     "lost",
     "updated",
     "gradient zero",
@@ -42,16 +42,16 @@ def round_each(
     saturate: bool,
     stochastic: bool,
 ) -> Tensor:
-    """Round each tensor of `values` into its target, all of them bfloat16 or all float16.
+    """Round each tensor of `values` into its target; all targets are bfloat16 or all float16.
 
-    Stochastically: to the upper neighbour the more often the nearer it is, so that the mean is the
-    value; a probability below 2**-31 counts as none. What lies beyond the largest finite number
-    becomes that number if it should saturate, else infinity; infinity and NaN stay.
+    Stochastic: the nearer the upper neighbour, the more often a value is rounded up, so that the
+    mean is the value; a probability below 2**-31 counts as zero. Values beyond the largest finite
+    number become that number with `saturate`, else infinity; infinity and NaN stay as they are.
 
-    Gives the `COUNTS` of all elements together, on their device; zeros where it gets no gradients.
-    An element is updated if its value differs from its target, and lost if the target is the same
-    after rounding as before. Distances are how far elements should have moved, and how far
-    rounding let them move in that direction.
+    Returns the `COUNTS` of all elements together, on their device; zeros without gradients. An
+    element is updated if its value differs from its target, and lost if rounding leaves the target
+    as it was. Distances are how far elements should have moved, and how far rounding let them move
+    in that direction.
     """
     fused = _find_fused_for(values, targets, gradients or ())
     if fused is not None:
@@ -78,9 +78,9 @@ def _count(values: Tensor, before: Tensor, after: Tensor, gradients: Tensor) -> 
 
 
 def _measure_distances(values: Tensor, before: Tensor, after: Tensor) -> Tensor:
-    """How far elements should have moved, and how far they did; without what is not finite.
+    """How far elements should have moved, and how far they did; non-finite ones are left out.
 
-    A few rows at a time: copies of the whole would be the most memory that a step takes.
+    A few rows at a time: copies of whole tensors would determine a step's peak memory.
     """
     sums = torch.zeros(2, dtype=torch.float64, device=values.device)
     tensors = [torch.atleast_1d(tensor) for tensor in (values, before, after)]
@@ -98,7 +98,7 @@ def _measure_distances(values: Tensor, before: Tensor, after: Tensor) -> Tensor:
 def _find_fused_for(
     values: Sequence[Tensor], targets: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> Callable[..., Tensor] | None:
-    """The fused kernel, where these tensors are on a GPU and in a layout that it knows."""
+    """The fused kernel, if these tensors are on a GPU and in a layout that it supports."""
     if not (values and values[0].is_cuda):
         return None
     pairs = [*zip(values, targets, strict=True), *zip(targets, gradients, strict=bool(gradients))]
@@ -111,7 +111,7 @@ def _find_fused_for(
 
 
 def find_layout(values: Tensor) -> tuple[int, int] | None:
-    """(channels, pixels) of a tensor in channels-last memory; (1, 1) in plain order, else None."""
+    """(channels, pixels) of a tensor in channels_last memory; (1, 1) if contiguous; else None."""
     if values.is_contiguous():
         return 1, 1
     if values.dim() > 2 and values.movedim(1, -1).is_contiguous():
@@ -127,7 +127,7 @@ def _round(
         if saturate:
             largest = torch.finfo(dtype).max
             values = torch.where(values.isinf(), values, values.clamp(-largest, largest))
-        return values.to(dtype)  # as every processor does it, ties to even
+        return values.to(dtype)  # ties to even, on every device
     out = torch.empty(values.shape, dtype=dtype, device=values.device)
     chunks = zip(values.contiguous().view(-1).split(CHUNK), out.view(-1).split(CHUNK), strict=True)
     for number, (chunk, target) in enumerate(chunks):
@@ -139,11 +139,11 @@ def _round(
 def _round_stochastically(
     values: Tensor, random: Tensor, dtype: torch.dtype, saturate: bool
 ) -> Tensor:
-    """Float32 that 16 bits can hold: in whole numbers, for some devices flush subnormal floats.
+    """Float32 values that 16 bits can hold; in integers, as some devices flush subnormal floats.
 
-    Neighbouring floats have neighbouring bits: random bits added to those that are dropped carry
-    into those that stay as often as they should. A float16 below 2**-14 drops a bit more with
-    each halving.
+    The bits of neighbouring floats are neighbouring integers: random bits added to the dropped bits
+    carry into the kept ones with the right probability. A float16 below 2**-14 drops one more bit
+    with each halving.
     """
     bits = values.view(torch.int32)
     magnitudes = bits & 0x7FFFFFFF
@@ -153,7 +153,7 @@ def _round_stochastically(
         dropped = (126 - (magnitudes >> 23)).clamp_(13, 23)
         mask = torch.bitwise_left_shift(torch.ones_like(dropped), dropped).sub_(1)
         rounded = (random & mask).add_(magnitudes).bitwise_and_(mask.bitwise_not_())
-        # between 0 and the smallest number no carry, but the probability in steps of 2**-31
+        # below the smallest number there is no carry: the probability, in steps of 2**-31
         up = (random & 0x7FFFFFFF) < (values.abs() * 2.0**55).int()
         rounded = torch.where(magnitudes < _SMALLEST_FLOAT16, up.int() * _SMALLEST_FLOAT16, rounded)
     largest = LARGEST_FINITE[dtype]

@@ -59,7 +59,7 @@ def _to_16_bits(bits, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _store_sum(place, parts):  # type: ignore[no-untyped-def]
-    """Write a sum of this block; added up by many blocks, floats would depend on their order."""
+    """Store a sum of this block; with atomic additions, floats would depend on their order."""
     tl.store(place, tl.sum(parts.to(tl.float64)))
 
 
@@ -73,7 +73,7 @@ def _round(  # type: ignore[no-untyped-def]
     STOCHASTIC: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
-    """One block of one tensor, in the order of memory."""
+    """Round one block of one tensor, in memory order."""
     row = table + tl.load(blocks + 2 * tl.program_id(0)) * _COLUMNS
     start = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int32)
     source = tl.load(row).to(tl.pointer_type(tl.float32))
@@ -116,7 +116,7 @@ def _round(  # type: ignore[no-untyped-def]
 
 @lru_cache(maxsize=64)
 def find_blocks(sizes: tuple[int, ...], block: int, device: torch.device) -> Tensor:
-    """(number of the tensor, first element) of every block of so many elements, on the device."""
+    """(index of the tensor, first element) of every block of `block` elements, on the device."""
     counts = [-(-size // block) for size in sizes]
     starts = [np.arange(count) * block for count in counts]
     rows = np.stack([np.repeat(np.arange(len(sizes)), counts), np.concatenate(starts)], axis=1)
@@ -132,7 +132,7 @@ def round_fused(
     saturate: bool,
     stochastic: bool,
 ) -> Tensor:
-    """`phalanx.kernels.rounding.round_each`; gradients have the type of the targets."""
+    """`phalanx.kernels.rounding.round_each`; gradients have the dtype of the targets."""
     device, dtype = values[0].device, targets[0].dtype
     addresses = (
         [tensor.data_ptr() for tensor in tensors]

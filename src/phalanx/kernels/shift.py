@@ -1,4 +1,4 @@
-"""Small images taken from a dataset on the device, each shifted and perhaps mirrored."""
+"""Batches of small images from a dataset on the device, each shifted and perhaps mirrored."""
 
 import torch
 from torch import Tensor
@@ -7,12 +7,12 @@ from phalanx.kernels.fused import find_fused
 
 
 def shift_batch(images: Tensor, places: Tensor, *, reflects: bool = False) -> Tensor:
-    """Images of a dataset [M, H, W] or [M, H, W, 3], shifted, as [N, H, W, 3].
+    """Images of a dataset [M, H, W] or [M, H, W, 3], shifted: [N, H, W, 3].
 
-    What moves in is black or, where it reflects, the image mirrored at its outermost pixels.
+    Pixels from outside are black or, with `reflects`, reflections about the outermost pixels.
 
-    places: [4, N] whole numbers: the image's index, the row and the column of it where the result
-    begins, negative where that lies outside, and whether it is mirrored first.
+    places: [4, N] integers: the image's index, its row and column at which the result begins
+    (negative outside the image), and whether it is mirrored first.
     """
     fused = find_fused("phalanx.kernels.shift_fused.shift_fused") if images.is_cuda else None
     return (fused or shift_reference)(images, places, reflects=reflects)
@@ -34,7 +34,7 @@ def shift_reference(images: Tensor, places: Tensor, *, reflects: bool = False) -
 
 
 def _reflect(place: Tensor, size: int) -> Tensor:
-    """Places outside of 0..size-1, by less than the size, brought inside."""
+    """Indices reflected into 0..size-1, which they may exceed by less than the size."""
     return size - 1 - (size - 1 - place.abs()).abs()
 
 

@@ -6,14 +6,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = tl.constexpr(4096)  # bytes of one program; an image of CIFAR has 3072
+_BLOCK = tl.constexpr(4096)  # bytes per program; a CIFAR image has 3072
 
 
 @triton.jit
 def _shift(  # type: ignore[no-untyped-def]
     images, places, stride, out, height, width, CHANNELS: tl.constexpr, REFLECTS: tl.constexpr
 ):
-    """A block of one image: program (image, block)."""
+    """Program (image, block) writes one block of one image."""
     number, size = tl.program_id(0), height * width * 3
     image = tl.load(places + number).to(tl.int64)
     top, left = tl.load(places + stride + number), tl.load(places + 2 * stride + number)

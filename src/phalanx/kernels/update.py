@@ -1,9 +1,9 @@
-"""One optimizer step of all weights at once: norm of the gradients, loss scale, clipping, update.
+"""One optimizer step of all weights at once: gradient norm, loss scale, clipping, update.
 
-All that changes from step to step lies in device memory (`settings`, the loss scale, `results`):
-the host waits for nothing, and a CUDA graph may replay the step. Every operation is rounded to
-float32, in the order of the functions below: the fused kernels give the same bits. They get
-addresses instead of tensors, so they are no operators of torch: nothing traces an update.
+Everything that changes from step to step is in device memory (`settings`, the loss scale,
+`results`): the host never waits, and a CUDA graph can replay the step. Every operation is rounded
+to float32, in the order of the functions below, so that the fused kernels give the same bits. These
+take addresses instead of tensors and are not torch operators: updates are never traced.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,30 +17,30 @@ from phalanx.kernels.fused import find_fused
 
 _Column = list[Tensor | None]
 
-# places in `settings`, float64; the settings of each group of weights follow
+# indices into `settings`, float64; the settings of each group of weights follow
 LOSS_SCALE, STEP, AVERAGE_SHARE, CLIP_NORM, CLIP_VALUE, VELOCITY_RATIO = range(6)
 GROWTH_INTERVAL, SMALLEST_SCALE, LARGEST_SCALE, GROUPS = range(6, 10)
-# places in `results`, float32
+# indices into `results`, float32
 NORM, UNSCALE, CLIP_RATIO, UPDATED, VELOCITY_SCALE, RESULTS = range(6)
-# places in a loss scale that adapts, float64; pairs of (step, scale) follow, of its last changes
+# indices into an adaptive loss scale, float64; its last changes follow, as pairs (step, scale)
 SCALE, FINITE_STEPS, SKIPPED, CHANGES, HISTORY = range(5)
 
 
 class GroupSettings(NamedTuple):
-    """What the weights of a group have in common."""
+    """The settings that the weights of a group share."""
 
     lr: float
     l2: float
-    kept: float  # the share of a weight that decay leaves
+    kept: float  # the share of a weight that decoupled decay leaves
     momentum: float  # the first of Adam's betas
     decay: float  # of mean squares; the second of Adam's betas
     eps: float
 
 
 class UpdateColumns(NamedTuple):
-    """The tensors of a step, a row for each weight; None where a weight has none.
+    """The tensors of a step, one row per weight; None where a weight has no such tensor.
 
-    All tensors of a row lie in memory in the same order. A row without a gradient is not updated:
+    All tensors of a row have the same memory layout. A row without a gradient is not updated:
     buffers that are averaged have such rows.
     """
 
@@ -54,7 +54,7 @@ class UpdateColumns(NamedTuple):
 
 
 class UpdateRows(NamedTuple):
-    """All tensors of a step that may be others in the next one."""
+    """The tensors of a step that may be replaced by others in the next."""
 
     columns: UpdateColumns
     groups: list[int]  # of each row
@@ -63,18 +63,18 @@ class UpdateRows(NamedTuple):
 
 @dataclass
 class UpdateTensors:
-    """All that a step reads and writes beside its rows; the same at every step."""
+    """What a step reads and writes besides its rows; the same tensors at every step."""
 
     formula: str  # a key of FORMULAS
     has_momentum: bool
     settings: Tensor
     results: Tensor
-    loss_scale: Tensor | None = None  # one that adapts; one that does not is in `settings`
-    multiplier: Tensor | None = None  # that one again, 0-d and float32, for passes to multiply by
+    loss_scale: Tensor | None = None  # if it adapts; a constant one is in `settings`
+    multiplier: Tensor | None = None  # a copy of it, 0-d and float32, that passes multiply by
 
 
 class MultiTensorUpdate:
-    """Updates the rows it is given, by fused kernels where there are any."""
+    """Updates the rows it is given, with fused kernels where possible."""
 
     def __init__(self, tensors: UpdateTensors) -> None:
         self._tensors = tensors
@@ -84,7 +84,7 @@ class MultiTensorUpdate:
         self._copies: list[Tensor | None] = []
 
     def set_rows(self, rows: UpdateRows) -> bool:
-        """The rows of the next steps; False if they must be given again before every one."""
+        """Set the rows of the next steps; returns False if they must be set again before each."""
         weights, gradients = rows.columns.weights, rows.columns.gradients
         ordered = [_order_like(w, g) for w, g in zip(weights, gradients, strict=True)]
         copies = [o for o, g in zip(ordered, gradients, strict=True) if o is not g]
@@ -92,21 +92,21 @@ class MultiTensorUpdate:
         if self._fused is None:
             self._rows = rows
             return False
-        self._copies = copies  # of the others only the addresses are kept: they are not ours
+        self._copies = copies  # for other tensors only addresses are kept: they are not ours
         self._fused.upload(rows)
         return not copies
 
     def run(self) -> None:
-        """Update once, and fill `results`; waits for nothing where it is fused."""
+        """Update once, and fill `results`; fused, it does not wait for the device."""
         if self._fused is not None:
             self._fused.launch()
         elif self._rows is not None:
             _update_plainly(self._tensors, self._rows)
-            self._rows = None  # gradients are not kept from being freed
+            self._rows = None  # so that gradients can be freed
 
 
 def _order_like(weight: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """A gradient whose elements lie in memory in the order of its weight's: autograd's do."""
+    """The gradient in its weight's memory layout, which autograd's gradients already have."""
     if gradient is None:
         return None
     sizes = zip(weight.shape, weight.stride(), gradient.stride(), strict=True)
@@ -116,10 +116,10 @@ def _order_like(weight: Tensor, gradient: Tensor | None) -> Tensor | None:
 
 
 def overwrite(target: Tensor, numbers: Any) -> None:
-    """Give a tensor the numbers of a list or an array, without waiting for its device."""
+    """Copy a list or an array of numbers into a tensor, without waiting for its device."""
     source = torch.as_tensor(numbers, dtype=target.dtype)
     if target.is_cuda:
-        source = source.pin_memory()  # from other memory the copy would wait
+        source = source.pin_memory()  # from pageable memory the copy would wait
     target.copy_(source, non_blocking=True)
 
 
@@ -131,7 +131,7 @@ class _UpdateRow(NamedTuple):
 
     weight: Tensor
     gradient: Tensor | None
-    first: Any  # a tensor, where the formula asks for it
+    first: Any  # a tensor, if the formula uses it
     second: Any
     average: Tensor | None
     half: Tensor | None
@@ -139,7 +139,7 @@ class _UpdateRow(NamedTuple):
 
 
 class _StepNumbers(NamedTuple):
-    """What all weights have in common."""
+    """Values that all weights share."""
 
     velocity_scale: float
     has_momentum: bool
@@ -180,7 +180,7 @@ def _update_plainly(tensors: UpdateTensors, rows: UpdateRows) -> None:
 
 
 def _norm(gradients: Sequence[Tensor | None]) -> Tensor:
-    """The norm of all gradients, added up in float64."""
+    """The norm of all gradients, summed in float64."""
     squares = [gradient.double().square().sum() for gradient in gradients if gradient is not None]
     return torch.stack(squares).sum().sqrt().float()
 
@@ -199,14 +199,14 @@ def _adapt(loss_scale: Tensor, settings: Sequence[float], *, finite: bool) -> No
 
 
 def _move_average(row: _UpdateRow, share: float) -> None:
-    """Let the average take that share of its weight, as torch.lerp does."""
+    """Move the average towards its weight by that share, as torch.lerp does."""
     if row.average is not None:
         apart = row.weight - row.average
         near = row.average + apart * share
         row.average.copy_(near if share < 0.5 else row.weight - apart * (1 - share))
 
 
-# Each changes the state of a row and gives its new weight; `weight` is the one that decay left.
+# Each updates the state of a row and returns its new weight; `weight` has been decayed already.
 
 
 def _sgd(
@@ -266,12 +266,12 @@ def _rmsprop_tf(
 
 
 def _root(values: Tensor) -> Tensor:
-    """Square roots, rounded once: not every library does that in 32 bits."""
+    """Correctly rounded square roots, which not every library computes in 32 bits."""
     return values.double().sqrt().float()
 
 
 def _like(number: float, weight: Tensor) -> Tensor:
-    """A number to divide by: torch would multiply by the inverse of a plain one."""
+    """A divisor as a tensor: torch would multiply by the reciprocal of a Python number."""
     return torch.full((), number, dtype=weight.dtype, device=weight.device)
 
 

@@ -50,10 +50,10 @@ from phalanx.kernels.gradient_norm_fused import (
 from phalanx.kernels.rounding_fused import find_blocks
 from phalanx.kernels.update import FORMULAS, UpdateColumns, UpdateRows, UpdateTensors, overwrite
 
-_SUM_BLOCK, _BLOCK = 2048, 1024  # elements that a program adds up or updates
-_MANY = 1024  # rows or sums that the one program between the other two takes at a time
+_SUM_BLOCK, _BLOCK = 2048, 1024  # elements that a program sums or updates
+_MANY = 1024  # rows or sums that `finish`, a single program, processes at a time
 _WARPS = 4
-_ALIGNMENT = 16  # of all addresses, or elements are loaded one by one
+_ALIGNMENT = 16  # bytes; loads are vectorised only if all addresses have it
 
 
 # --- the update of each block ---
@@ -61,7 +61,7 @@ _ALIGNMENT = 16  # of all addresses, or elements are loaded one by one
 
 @triton.jit
 def _mean_square(square, gradient, decay):  # type: ignore[no-untyped-def]
-    """A mean square that has taken in a gradient; decay has 64 bits."""
+    """The running mean square, updated with a gradient; decay is float64."""
     return square * decay.to(tl.float32) + gradient * gradient * (1.0 - decay).to(tl.float32)
 
 
@@ -79,7 +79,7 @@ def _move(  # type: ignore[no-untyped-def]
     HAS_MOMENTUM: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """The new weights; the optimizer's state is changed where it lies."""
+    """The new weights; updates the optimizer's state in place."""
     lr, eps = tl.load(group + LR).to(tl.float32), tl.load(group + EPS).to(tl.float32)
     momentum, decay = tl.load(group + MOMENTUM), tl.load(group + DECAY)
     kept = momentum.to(tl.float32)
@@ -122,7 +122,7 @@ def _move(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _move_average(average, weight, share, inside, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Let averages take a share of their weights; the share has 64 bits."""
+    """Move averages towards their weights by a share, which is float64."""
     old = read_elements(average, inside, MASKED)
     apart = weight - old
     near, far = share.to(tl.float32), (1.0 - share).to(tl.float32)
@@ -145,7 +145,7 @@ def _update_block(  # type: ignore[no-untyped-def]
     ALIGNED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Some elements of a row: gradient, decays, update, 16-bit copy and average."""
+    """Process one block of a row: gradient, decays, update, 16-bit copy and average."""
     single = tl.pointer_type(tl.float32)
     weights = find_address(row, rows, WEIGHT, ALIGNED).to(single) + where
     gradients = find_address(row, rows, GRADIENT, ALIGNED)
@@ -195,14 +195,14 @@ def _update(  # type: ignore[no-untyped-def]
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One block of one row; nothing where the loss scale adapts and gradients are not finite."""
+    """Update one block of one row, unless the loss scale adapts and gradients are not finite."""
     block = blocks + 2 * tl.program_id(0)
     number, start = tl.load(block), tl.multiple_of(tl.load(block + 1), BLOCK)
     row, where = table + number, start + tl.arange(0, BLOCK)
     size = tl.load(row + SIZE * rows)
     factors += 2 * number
     if tl.load(results + UPDATED) != 0:
-        # only without a mask are several elements read at a time
+        # loads are vectorised only without a mask
         if start + BLOCK <= size:
             _update_block(
                 row,
@@ -236,9 +236,9 @@ def _update(  # type: ignore[no-untyped-def]
 
 
 class _UpdateTables:
-    """Where the rows of a step lie, on the device, and what the kernels leave each other.
+    """Tables on the device: addresses of a step's rows, and what the kernels pass to each other.
 
-    Its own memory stays where it is while there are as many rows, of the same sizes.
+    Their memory stays in place as long as the number of rows and their sizes do not change.
     """
 
     def __init__(self, tensors: UpdateTensors) -> None:
@@ -249,7 +249,7 @@ class _UpdateTables:
         self._half = tl.float16
 
     def upload(self, rows: UpdateRows) -> None:
-        """Take these rows; only their addresses are kept."""
+        """Store the addresses of these rows; the tensors themselves are not kept."""
         columns, counters = rows.columns, list(chain.from_iterable(rows.counters))
         sizes = tuple(weight.numel() for weight in columns.weights)
         if sizes != self._sizes or len(rows.counters) != self._pairs:
@@ -257,14 +257,14 @@ class _UpdateTables:
             self._allocate()
         addresses = [[0 if t is None else t.data_ptr() for t in column] for column in columns]
         table = np.array([*addresses, sizes, rows.groups])
-        self._aligned = not (table[: len(columns) - 1] % _ALIGNMENT).any()  # the last are numbers
+        self._aligned = not (table[: len(columns) - 1] % _ALIGNMENT).any()  # without `numbers`
         overwrite(self._table, table)
         overwrite(self._counters, [counter.data_ptr() for counter in counters])
         types = {half.dtype for half in columns.halves if half is not None}
         self._half = tl.bfloat16 if torch.bfloat16 in types else tl.float16
 
     def _allocate(self) -> None:
-        """Memory for rows of these sizes."""
+        """Allocate memory for rows of these sizes."""
 
         def empty(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=self._device)
@@ -287,7 +287,7 @@ class _UpdateTables:
         settings, results, state = tensors.settings, tensors.results, tensors.loss_scale
         formula = list(FORMULAS).index(tensors.formula)
         scale = settings[update.LOSS_SCALE :] if state is None else state
-        # no multiplication is fused with an addition: the bits are those of the reference
+        # no fused multiply-add: the bits are those of the reference
         exact = {"enable_fp_fusion": False}
         sum_squares[(len(sum_blocks),)](
             *(self._table, rows, sum_blocks, settings, scale, self._sums),
@@ -320,6 +320,6 @@ class _UpdateTables:
 
 
 def build_update_tables(tensors: UpdateTensors) -> _UpdateTables | None:
-    """What updates such tensors on a GPU, or on any device in Triton's interpreter."""
+    """The fused update of such tensors, on a GPU or in Triton's interpreter; else None."""
     suits = tensors.settings.device.type == "cuda" or triton.knobs.runtime.interpret
     return _UpdateTables(tensors) if suits else None

@@ -1,1 +1,1 @@
-"""Ranks over hosts: command lines of torchrun, srun and mpirun, job files, and starting them."""
+"""Ranks on several hosts: torchrun, srun and mpirun command lines, job files, running them."""

@@ -1,4 +1,4 @@
-"""Which hosts there are, and how many ranks each of them gets."""
+"""The hosts of a run, and how many ranks each of them gets."""
 
 import math
 import re
@@ -16,12 +16,12 @@ _HOST = re.compile(r"(?:[\w.-]+@)?\w[\w.:-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class HostLayout:
-    """Ranks over hosts: a replica has a rank for each of its devices."""
+    """How ranks are distributed over hosts; a replica has one rank per device."""
 
-    hosts: tuple[str, ...]  # as ssh takes them; empty where a scheduler names them
+    hosts: tuple[str, ...]  # as ssh takes them; empty if a scheduler names them
     replicas: int
     devices_per_replica: int
-    nodes: int | None  # how many hosts there are; None where only the scheduler knows
+    nodes: int | None  # the number of hosts; None if only the scheduler knows
 
     @property
     def ranks(self) -> int:
@@ -30,14 +30,14 @@ class HostLayout:
 
     @property
     def ranks_per_host(self) -> int:
-        """How many of them run on one host."""
+        """How many processes run on one host."""
         return self.ranks // (self.nodes or 1)
 
 
 def lay_out_ranks(
     *, hosts: Sequence[str], nodes: int | None, replicas: int, devices_per_replica: int
 ) -> HostLayout:
-    """So many ranks on each host; what does not divide is refused with the nearest that does."""
+    """The layout of ranks over hosts; raises if they do not divide, with the nearest that do."""
     layout = HostLayout(
         hosts=tuple(hosts),
         replicas=replicas,
@@ -80,7 +80,7 @@ def divide_devices(devices: int, replicas: int) -> int:
 
 
 def _format_nearest(number: int, factor: int) -> str:
-    """The multiples of a factor next to a number that is none.
+    """The nearest multiples of a factor below and above a number that is no multiple of it.
 
     >>> _format_nearest(7, 4), _format_nearest(3, 4)
     ('4 or 8', '4')
@@ -90,7 +90,7 @@ def _format_nearest(number: int, factor: int) -> str:
 
 
 def read_hosts(text: str) -> tuple[str, ...]:
-    """The hosts that --host names, with commas or spaces."""
+    """The hosts in --host, separated by commas or spaces."""
     hosts = tuple(text.replace(",", " ").split())
     for host in hosts:
         if not _HOST.fullmatch(host):  # such as -oProxyCommand=..., which ssh would obey
@@ -111,9 +111,9 @@ def strip_user(host: str) -> str:
 
 
 def is_this_host(host: str) -> bool:
-    """Whether a name or address is that of the machine we run on.
+    """Whether a name or address is that of this machine.
 
-    Other addresses of the loopback network, such as 127.0.0.2, stand for other hosts.
+    Other loopback addresses, such as 127.0.0.2, count as other hosts.
     """
     own = (*_HERE, socket.gethostname(), socket.gethostname().partition(".")[0])
     if "@" in host or host in own:

@@ -13,25 +13,25 @@ from phalanx.errors import EXIT_STOPPED, ConfigError
 from phalanx.launch.hosts import strip_user
 from phalanx.launch.lines import RankCommand, list_variables, write_srun_words
 
-_SAVE_S = 120  # from the warning to the end, for a checkpoint to be written
+_SAVE_S = 120  # between the warning and the end, to write a checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a scheduler is to start, again and again until it is done."""
+    """What a scheduler starts, again and again until it is done."""
 
     command: RankCommand
     name: str
     line: str  # the command that writes the file
-    run_dir: str | None = None  # where a training is to go on; None where the job may choose
-    resumes: bool = False  # a training that is to be started again where it stopped
-    plugin: str | None = None  # which a resume must be told again
+    run_dir: str | None = None  # where training continues; None if the job may choose
+    resumes: bool = False  # training continues where it stopped
+    plugin: str | None = None  # must be given again on resume
     uses_gpus: bool = True
     image: str = "phalanx:latest"
 
 
 def _write_sbatch(job: Job) -> str:
-    """A batch script; a training that is preempted saves, is requeued, and goes on."""
+    """A batch script; training that is preempted saves, is requeued, and continues."""
     layout, name = job.command.layout, _clean_name(job.name)
     options = {
         "job-name": name,
@@ -49,7 +49,7 @@ def _write_sbatch(job: Job) -> str:
         for option, value in options.items()
         if value is not None
     ]
-    # the words of train are put together when the job starts
+    # the arguments of train are assembled when the job starts
     command = replace(job.command, words=() if job.resumes else job.command.words)
     srun = shlex.join(write_srun_words(command))
     body = _resume_and_requeue(job, srun, f"runs/{name}-$SLURM_JOB_ID") if job.resumes else [srun]
@@ -58,7 +58,7 @@ def _write_sbatch(job: Job) -> str:
 
 
 def _resume_and_requeue(job: Job, srun: str, run_dir: str) -> list[str]:
-    """The lines of a training that continues its run if there is one, and comes back for more."""
+    """The lines that start or resume training, and requeue the job until it is done."""
     run = f'"{run_dir}"' if job.run_dir is None else shlex.quote(job.run_dir)
     return [
         f"run={run}",
@@ -84,7 +84,7 @@ def _resume_and_requeue(job: Job, srun: str, run_dir: str) -> list[str]:
 
 
 def _choose_words(job: Job) -> tuple[str, str]:
-    """The words of a training's first start, and those of the later ones, for a shell."""
+    """The arguments of the first start of training, and of later ones, quoted for a shell."""
     given = shlex.join(job.command.words)
     again = f'train --resume "$run"{format_plugin_flag(job.plugin)}'
     return given if job.run_dir else f'{given} --run-dir "$run"', again
@@ -115,7 +115,7 @@ def _write_pytorchjob(job: Job) -> str:
 
 
 def _describe_pods(job: Job, count: int) -> dict[str, Any]:
-    """So many pods, which all run the same command; the operator tells each its number."""
+    """`count` pods that all run the same command; the operator gives each its rank."""
     command, layout = job.command, job.command.layout
     if command.interface and "/" in command.interface:
         raise ConfigError(
@@ -123,7 +123,7 @@ def _describe_pods(job: Job, count: int) -> dict[str, Any]:
             "give that"
         )
     container: dict[str, Any] = {
-        "name": "pytorch",  # the operator looks for it
+        "name": "pytorch",  # the name that the operator requires
         "image": job.image,
         "workingDir": str(command.folder),
         "command": ["sh", "-c", _write_pod_script(job)],
@@ -137,7 +137,7 @@ def _describe_pods(job: Job, count: int) -> dict[str, Any]:
         container["resources"] = {"limits": {"nvidia.com/gpu": layout.ranks_per_host}}
     volumes = [
         {"name": "work", "persistentVolumeClaim": {"claimName": _clean_name(job.name)}},
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},  # batches travel through it
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},  # workers pass batches through it
     ]
     pod = {
         "terminationGracePeriodSeconds": _SAVE_S,
@@ -148,7 +148,7 @@ def _describe_pods(job: Job, count: int) -> dict[str, Any]:
 
 
 def _write_pod_script(job: Job) -> str:
-    """What every pod runs; a training goes on where it stopped."""
+    """The script of every pod; training continues where it stopped."""
     layout = job.command.layout
     nodes = f"--nnodes {layout.nodes or 1} --nproc-per-node {layout.ranks_per_host}"
     meeting = '--node-rank "$RANK" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"'
@@ -164,7 +164,7 @@ def _write_pod_script(job: Job) -> str:
 
 
 def _clean_name(name: str) -> str:
-    """A name that Slurm and Kubernetes take.
+    """A name that Slurm and Kubernetes accept.
 
     >>> _clean_name("My_preset.yaml")
     'my-preset-yaml'

@@ -14,7 +14,7 @@ CONNECT_S = 10
 _SSH = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", "-o", "ServerAliveInterval=15")
 _GLOO, _NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _MCA_INTERFACES = ("btl_tcp_if_include", "oob_tcp_if_include")
-# names of interfaces differ from host to host, so each looks for its own
+# interface names differ between hosts, so each host finds its own
 _FIND_INTERFACE = (
     'i=$(ip -o addr show to {subnet} | {{ read -r _ i _; echo "$i"; }}); [ -n "$i" ] || '
     '{{ echo "phalanx launch: $(uname -n) has no address in {subnet}" >&2; exit 8; }}; '
@@ -24,7 +24,7 @@ _FIND_INTERFACE = (
 
 @dataclass(frozen=True, kw_only=True)
 class RankCommand:
-    """A phalanx command to be run by ranks, and what the launcher is told beside it."""
+    """A phalanx command that ranks run, and the settings of the launcher."""
 
     layout: HostLayout
     words: tuple[str, ...]  # after phalanx: train demo ...
@@ -39,7 +39,7 @@ class RankCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchLine:
-    """One command of a launcher, on this host or, by ssh, on another one."""
+    """One command of a launcher, on this host or, through ssh, on another one."""
 
     launcher: str
     host: str
@@ -53,7 +53,7 @@ class LaunchLine:
         return shlex.join(self.start_words(self.words))
 
     def start_words(self, words: Sequence[str]) -> list[str]:
-        """The words that run a command where this line's runs."""
+        """The arguments that run a command on the host of this line."""
         if not self.ssh:
             return list(words)
         there = f"cd {shlex.quote(str(self.folder))} && exec {shlex.join(words)}"
@@ -61,9 +61,9 @@ class LaunchLine:
 
 
 def _find_torchrun() -> list[str]:
-    """The words that run the torchrun beside our own Python.
+    """The arguments that run the torchrun of our own Python.
 
-    A host that ssh logs in to has no activated environment, so the whole path is given.
+    An ssh session has no activated environment, so the full path is given.
     """
     script = Path(sys.executable).with_name("torchrun")
     return [str(script)] if script.exists() else [sys.executable, "-m", "torch.distributed.run"]
@@ -81,7 +81,7 @@ def _write_torchrun_words(command: RankCommand, node: int) -> list[str]:
 
 def _write_torchrun(command: RankCommand) -> list[LaunchLine]:
     """A line for each host."""
-    ssh = ("ssh", *command.ssh_args, *_SSH)  # of an option that is given twice, ssh takes the first
+    ssh = ("ssh", *command.ssh_args, *_SSH)  # if an option is given twice, ssh uses the first
     hosts = command.layout.hosts or ("localhost",)
     return [
         LaunchLine(
@@ -96,7 +96,7 @@ def _write_torchrun(command: RankCommand) -> list[LaunchLine]:
 
 
 def write_srun_words(command: RankCommand) -> list[str]:
-    """The srun command of all hosts; it passes the environment on by itself."""
+    """The srun command for all hosts; srun itself forwards the environment."""
     layout = command.layout
     words = ["srun", "--ntasks", str(layout.ranks), "--kill-on-bad-exit=0"]
     if layout.nodes:
@@ -113,11 +113,11 @@ def _write_srun(command: RankCommand) -> list[LaunchLine]:
 
 
 def _write_mpirun(command: RankCommand) -> list[LaunchLine]:
-    """One line for all hosts, in Open MPI's words."""
+    """One line for all hosts, with Open MPI's options."""
     layout = command.layout
     hosts = layout.hosts or ("localhost",)
     slots = ",".join(f"{strip_user(host)}:{layout.ranks_per_host}" for host in hosts)
-    # by default each rank is bound to a core, which leaves it one thread
+    # by default each rank is bound to one core, and so limited to one thread
     words = ["mpirun", "-np", str(layout.ranks), "--host", slots, "--bind-to", "none"]
     words += ["--wdir", str(command.folder)]
     is_root = os.geteuid() == 0 and "--allow-run-as-root" not in command.mpi_args
@@ -127,7 +127,7 @@ def _write_mpirun(command: RankCommand) -> list[LaunchLine]:
         words += ["--mca", "plm_rsh_args", shlex.join(ssh)]
     if command.interface:
         words += [word for key in _MCA_INTERFACES for word in ("--mca", key, command.interface)]
-    # mpirun gives ranks a terminal, and nobody is there to look at a progress bar
+    # mpirun gives ranks a terminal, but nobody watches a progress bar there
     for name, value in {"TERM": "dumb", **list_variables(command)}.items():
         words += ["-x", f"{name}={value}"]
     words = [*words, *command.mpi_args, *_with_interface(command, _write_rank(command))]
@@ -135,7 +135,7 @@ def _write_mpirun(command: RankCommand) -> list[LaunchLine]:
 
 
 def _write_user(hosts: Sequence[str]) -> list[str]:
-    """The user of the hosts, for ssh: mpirun takes none in a host's name."""
+    """The ssh user of the hosts: mpirun does not accept one in a host name."""
     users = {host.rpartition("@")[0] for host in hosts if not is_this_host(host)}
     if len(users) > 1:
         raise ConfigError(
@@ -155,18 +155,18 @@ LAUNCHERS = tuple(_LAUNCHERS)
 
 
 def write_lines(launcher: str, command: RankCommand) -> list[LaunchLine]:
-    """The lines that start all ranks, to be run at the same time."""
+    """The lines that start all ranks; they must run at the same time."""
     return _LAUNCHERS[launcher](command)
 
 
 def write_probe(line: LaunchLine) -> list[str]:
-    """The words that ask another host whether it has our folder and our Python."""
+    """The arguments that check whether another host has our folder and our Python."""
     folder, python = shlex.quote(str(line.folder)), shlex.quote(sys.executable)
     return [*line.ssh, line.host, f"cd {folder} || exit 3; test -x {python} || exit 4"]
 
 
 def write_probe_lines(command: RankCommand) -> list[LaunchLine]:
-    """The hosts that mpirun reaches by ssh, for us to try first."""
+    """Lines that check the hosts which mpirun reaches through ssh."""
     return [line for line in _write_torchrun(command) if line.ssh]
 
 
@@ -175,20 +175,20 @@ def _write_rank(command: RankCommand) -> list[str]:
 
 
 def list_variables(command: RankCommand) -> dict[str, str]:
-    """The variables of the ranks; an interface is named by two of them."""
+    """The environment variables of the ranks; two of them name the interface."""
     named = command.interface is not None and "/" not in command.interface
     interface = dict.fromkeys((_GLOO, _NCCL), command.interface or "") if named else {}
     return {**interface, **command.variables}
 
 
 def _with_environment(command: RankCommand, words: Sequence[str]) -> list[str]:
-    """The words with the variables of -x set before them."""
+    """The arguments, preceded by the variables of -x."""
     pairs = [f"{name}={value}" for name, value in list_variables(command).items()]
     return [*(["env", *pairs] if pairs else []), *_with_interface(command, words)]
 
 
 def _with_interface(command: RankCommand, words: Sequence[str]) -> list[str]:
-    """The words; where the interface is given by a subnet, begun by what finds its name."""
+    """The arguments; if the interface is given as a subnet, preceded by a lookup of its name."""
     if command.interface is None or "/" not in command.interface:
         return list(words)
     script = _FIND_INTERFACE.format(subnet=shlex.quote(command.interface))

@@ -1,12 +1,12 @@
-"""The lines of a launcher, started together and ended together.
+"""Runs the lines of a launcher, which start together and end together.
 
-how a line ends                    what becomes of the others
-0                                  they go on: they are about to end, too
-75, asked to stop                  they take the time they need to save
-no connection to its host          asked to stop at once; then killed
-any other way                      have a moment to end by themselves; then the same
+how a line ends                    what happens to the others
+0                                  they continue: they are about to end, too
+75, asked to stop                  they get the time they need to save
+no connection to its host          they are asked to stop at once; then killed
+any other way                      they get a moment to end by themselves; then the same
 
-Of the codes the first that is neither 0, 8 nor 75 decides, then 75, then 8, as among ranks.
+The first exit code that is not 0, 8 or 75 decides, then 75, then 8, as among ranks.
 """
 
 import math
@@ -27,13 +27,13 @@ from phalanx.launch.torchrun_output import RankEnd, TorchrunOutput
 from phalanx.parallel.supervisor import collect_signals
 
 _POLL_S = 0.05
-_GRACE_S = 15.0  # for other hosts to find out by themselves, and to say so
+_GRACE_S = 15.0  # for other hosts to notice by themselves, and report it
 _LEAVE_S = 10.0  # from a request to stop to SIGKILL
 _LAST_LINES_S = 2.0
-_LOST = 255  # ssh's own
+_LOST = 255  # ssh's own exit code
 _NETWORK = NetworkError.exit_code
-# the ranks are signalled, not their launcher: torchrun gives them 30 s to save and forgets how they
-# ended, mpirun 1 s; a launcher that has no ranks here, or none yet, gets the signal itself
+# the ranks are signalled, not their launcher: torchrun gives them 30 s to save and loses their exit
+# codes, mpirun 1 s; a launcher that has no ranks here, or none yet, gets the signal itself
 _TO_RANKS = (
     "k=; for c in $(cat /proc/$$/task/*/children); do grep -q RANK= /proc/$c/environ && "
     'k="$k $c"; done; kill -s "$s" ${k:-$$}'
@@ -42,16 +42,16 @@ _SEND = {"torchrun": _TO_RANKS, "mpirun": _TO_RANKS}
 _SEND["srun"] = (  # which would kill its tasks
     'if [ -n "$SLURM_JOB_ID" ]; then scancel -s "$s" "$SLURM_JOB_ID"; else kill -s "$s" $$; fi'
 )
-# names of signals come by standard input; its end means that nobody is left who could send one
+# signal names arrive on standard input; end of file means that no sender is left
 _LISTEN = (
     "exec 3<&0; ( {{ while read -r s; do {send}; done; s=TERM; {send}; }} <&3 3<&- "
     '>/dev/null 2>&1 & ); exec "$@" 3<&- </dev/null'
 )
-_Show = Callable[[str, str, bool], None]  # the host, a line of it, whether it is of standard error
+_Show = Callable[[str, str, bool], None]  # host, line, whether it is from standard error
 
 
 def refuse_missing_programs(lines: Sequence[LaunchLine]) -> None:
-    """The program that starts each line must be here."""
+    """Raise if the program that starts a line is not installed."""
     for line in lines:
         program = "ssh" if line.ssh else line.launcher
         if program != "torchrun" and shutil.which(program) is None:  # torchrun comes with torch
@@ -60,7 +60,7 @@ def refuse_missing_programs(lines: Sequence[LaunchLine]) -> None:
 
 
 def refuse_unreachable(lines: Sequence[LaunchLine]) -> None:
-    """Ask every other host whether ssh reaches it, all at once, before anything starts."""
+    """Raise if ssh cannot reach a host; all are checked at once, before anything starts."""
     remote = [line for line in lines if line.ssh]
     with ThreadPoolExecutor(max_workers=max(1, len(remote))) as pool:
         problems = [problem for problem in pool.map(_probe, remote) if problem]
@@ -69,7 +69,7 @@ def refuse_unreachable(lines: Sequence[LaunchLine]) -> None:
 
 
 def _probe(line: LaunchLine) -> str:
-    """What is wrong with a host; empty where nothing is."""
+    """What is wrong with a host; empty if nothing is."""
     began = time.monotonic()
     try:
         done = subprocess.run(
@@ -97,9 +97,9 @@ def _probe(line: LaunchLine) -> str:
 
 
 def run_lines(lines: Sequence[LaunchLine], *, show: _Show, say: Callable[[str], None]) -> int:
-    """Run all lines until they have ended; the exit code of their ranks.
+    """Run all lines until they have ended; returns the exit code of their ranks.
 
-    show: takes what ranks print. say: takes what only we know.
+    show: called with the output of ranks. say: called with messages of the launcher itself.
     """
     with collect_signals() as came, _start_lines(lines, show) as started:
         return _wait_for_end(started, came, say)
@@ -117,7 +117,7 @@ class _Running:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for us, and we pass it on once
+            start_new_session=True,  # Ctrl-C reaches only us, and we forward it once
         )
         assert self.process.stdout and self.process.stderr
         self._readers = [
@@ -137,14 +137,14 @@ class _Running:
             show(self.line.host, shown, True)
 
     def send(self, name: str) -> None:
-        """Send a signal to the ranks, TERM for SIGTERM."""
+        """Send a signal to the ranks; TERM means SIGTERM."""
         assert self.process.stdin
         with suppress(OSError, ValueError):  # it has ended
             self.process.stdin.write(f"{name}\n".encode())
             self.process.stdin.flush()
 
     def close(self) -> None:
-        """Ask ranks that are left to stop: nobody is there any more to send them signals."""
+        """Ask remaining ranks to stop, by closing the pipe through which signals are sent."""
         assert self.process.stdin
         with suppress(OSError):
             self.process.stdin.close()
@@ -152,16 +152,16 @@ class _Running:
     def kill(self) -> None:
         """Kill what is left of it on this machine."""
         if self.process.poll() is None:
-            with suppress(ProcessLookupError, PermissionError):  # it has ended just now
+            with suppress(ProcessLookupError, PermissionError):  # it has just ended
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
     def has_ended(self) -> bool:
-        """Whether it has; all that it printed has then been shown."""
+        """Whether it has ended; all its output has been shown then."""
         if self.process.poll() is None:
             return False
         for reader in self._readers:
-            reader.join(_LAST_LINES_S)  # somebody who outlives it may hold its pipe
+            reader.join(_LAST_LINES_S)  # a process that outlives it may hold its pipe open
         return True
 
     @property
@@ -171,7 +171,7 @@ class _Running:
 
     @property
     def killed(self) -> RankEnd | None:
-        """The rank that was killed, if one was, and not by torchrun because another had ended."""
+        """The rank that was killed, if one was, other than by torchrun after another rank ended."""
         ends = self.output.ends
         by_others = [end for end in ends[:-1] if end.code < 0 and end.code != -signal.SIGTERM]
         return next((end for end in (*ends[-1:], *reversed(by_others)) if end.code < 0), None)
@@ -182,13 +182,13 @@ class _Running:
         codes = [end.code for end in self.output.ends if end.code > 0]
         if codes or not ended:
             return max(codes, key=_weigh, default=0)
-        if ended in (1, _LOST) or ended < 0 or ended > 125:  # no code of ours, nor of a rank's
+        if ended in (1, _LOST) or ended < 0 or ended > 125:  # neither our code nor a rank's
             known = ended == 128 + signal.SIGINT
             return ended if known else EXIT_STOPPED if asked else _NETWORK
         return ended
 
     def describe_end(self) -> str:
-        """What nobody but us can say of how it ended; empty where its ranks have said it."""
+        """How it ended, as far as its ranks have not reported it themselves; else empty."""
         where = f"host {self.line.host}" if self.line.host else self.line.launcher
         if self.is_lost:
             elapsed = time.monotonic() - self._began
@@ -203,7 +203,7 @@ class _Running:
 
 @contextmanager
 def _start_lines(lines: Sequence[LaunchLine], show: _Show) -> Iterator[list[_Running]]:
-    """All lines, running; whatever is left of them when the block ends is killed."""
+    """All lines, running; whatever still runs when the block ends is killed."""
     started: list[_Running] = []
     try:
         for line in lines:
@@ -217,7 +217,7 @@ def _start_lines(lines: Sequence[LaunchLine], show: _Show) -> Iterator[list[_Run
 
 
 def _wait_for_end(started: Sequence[_Running], came: list[int], say: Callable[[str], None]) -> int:
-    """The exit code of all lines; a signal that comes is passed on to their ranks."""
+    """The exit code of all lines; signals that arrive are forwarded to their ranks."""
     living, codes, passed_on = list(started), [0], 0
     stop_at = kill_at = math.inf
     while living and time.monotonic() < kill_at + _LEAVE_S:
@@ -225,7 +225,7 @@ def _wait_for_end(started: Sequence[_Running], came: list[int], say: Callable[[s
         names = [signal.Signals(number).name.removeprefix("SIG") for number in came[passed_on:]]
         passed_on += len(names)
         now = time.monotonic()
-        if passed_on > 1 and "INT" in names:  # ranks leave at once when it comes twice
+        if passed_on > 1 and "INT" in names:  # a second Ctrl-C ends ranks at once
             kill_at = min(kill_at, now + _LAST_LINES_S)
         if now >= stop_at:
             names.append("TERM")
@@ -248,5 +248,5 @@ def _wait_for_end(started: Sequence[_Running], came: list[int], say: Callable[[s
 
 
 def _weigh(code: int) -> int:
-    """How much an exit code explains."""
+    """The precedence of an exit code: how much it explains."""
     return {0: 0, _NETWORK: 1, EXIT_STOPPED: 2}.get(code, 3)

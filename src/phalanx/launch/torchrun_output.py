@@ -1,4 +1,4 @@
-"""What torchrun says when ranks end: the codes they ended with, without its own traceback."""
+"""Parses torchrun's output: the exit codes of its ranks, without torchrun's own traceback."""
 
 import re
 from dataclasses import dataclass
@@ -12,27 +12,27 @@ _CODE = re.compile(r"\s+exitcode\s*: (-?\d+) ")
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How a rank ended, as torchrun tells it; a signal is negative."""
+    """How a rank ended, as torchrun reports it; signals are negative."""
 
     rank: int
     code: int
 
 
 class TorchrunOutput:
-    """The lines of one torchrun's standard error, with its own taken out.
+    """The standard error of one torchrun, with torchrun's own lines removed.
 
-    torchrun ends with code 1 whatever its ranks ended with, and says more in a table.
+    torchrun exits with code 1 whatever its ranks' codes are, and lists those in a table.
     """
 
     def __init__(self) -> None:
-        self.ends: list[RankEnd] = []  # of ranks that did not end with 0; the first to end is last
-        self.failure = ""  # torchrun's own, in one line
+        self.ends: list[RankEnd] = []  # of ranks that did not exit with 0; the first to end is last
+        self.failure = ""  # torchrun's own failure, in one line
         self._held: list[str] = []  # a traceback that may be torchrun's
-        self._rules_left = 0  # of the table: it has a first and a last one
+        self._rules_left = 0  # rules of the table: one above, one below
         self._rank = 0
 
     def read(self, line: str) -> list[str]:
-        """Take the next line; the lines that are to be shown now."""
+        """Process the next line; returns the lines to show now."""
         if self._rules_left:
             self._read_table(line)
             return []
@@ -45,12 +45,12 @@ class TorchrunOutput:
         return [] if _LOG.match(line) else [line]
 
     def close(self) -> list[str]:
-        """What is left to be shown when there are no more lines."""
+        """The lines that remain to be shown after the last one."""
         held, self._held = self._held, []
         return held
 
     def _end_traceback(self) -> list[str]:
-        """The traceback, unless it is torchrun's; what was raised there is kept."""
+        """The traceback, unless it is torchrun's, whose exception is kept in `failure`."""
         held, self._held = self._held, []
         if not any(own in line for line in held for own in _OWN):
             return held

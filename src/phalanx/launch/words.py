@@ -1,4 +1,4 @@
-"""The words of `phalanx launch`: its own, those of the older launcher, and the command after --."""
+"""Arguments of `phalanx launch`: its own, the older launcher's, and the command after --."""
 
 import re
 import shlex
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from phalanx.errors import ConfigError
 
-_SPELLINGS = {  # the older programs' names of what has the same meaning here
+_SPELLINGS = {  # the older programs' names of options that exist here
     "--num-instance": "--num-instances",
     "--ipus-per-replica": "--devices-per-replica",
     "--num-ipus": "--num-devices",
@@ -16,7 +16,7 @@ _SPELLINGS = {  # the older programs' names of what has the same meaning here
 }
 _ALLOCATION = "there is no partition of devices to allocate"
 _COMPILED = "nothing is compiled ahead"
-_WITHOUT_MEANING = {  # the older launcher's words, and why they do nothing here
+_WITHOUT_MEANING = {  # the older launcher's options, and why they do nothing here
     "--numa-aware": "the operating system places the processes",
     "--vipu-server-host": _ALLOCATION,
     "--vipu-server-port": _ALLOCATION,
@@ -44,20 +44,20 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass
 class LaunchWords:
-    """A command line of launch, taken apart."""
+    """A parsed command line of launch."""
 
-    own: list[str] = field(default_factory=list)  # its own options, by their names of today
+    own: list[str] = field(default_factory=list)  # its own options, by their current names
     command: tuple[str, ...] = ()  # what follows --
     variables: dict[str, str] = field(default_factory=dict)  # of -x
     mpi_args: list[str] = field(default_factory=list)  # what only mpirun understands
-    interface: str | None = None  # of the older words
-    timeout: str | None = None  # of the older words, in seconds
-    tag_output: bool = False  # asked for inside the older words
+    interface: str | None = None  # from the older launcher's options
+    timeout: str | None = None  # from the older launcher's options, in seconds
+    tag_output: bool = False  # requested by the older launcher's options
     notes: list[str] = field(default_factory=list)
 
 
 def split_words(words: Sequence[str], environment: Mapping[str, str]) -> LaunchWords:
-    """The words taken apart; older ones are replaced, or left out with a note."""
+    """The parsed arguments; older ones are replaced, or dropped with a note."""
     if "--" not in words:
         raise ConfigError(_describe_missing_command(words))
     middle = list(words).index("--")
@@ -87,7 +87,7 @@ def split_words(words: Sequence[str], environment: Mapping[str, str]) -> LaunchW
 
 
 def _describe_missing_command(words: Sequence[str]) -> str:
-    """What to write where no -- is; a program of the older lines is named."""
+    """The error for a missing --; it names a program of older command lines."""
     program = next((word for word in words if re.match(r"(\S*/)?python[\d.]*$", word)), None)
     instead = f" in place of `{program} train.py`" if program else ""
     return (
@@ -97,7 +97,7 @@ def _describe_missing_command(words: Sequence[str]) -> str:
 
 
 def _take(rest: list[str], name: str) -> str:
-    """The value that follows a word."""
+    """The value that follows an option."""
     if not rest:
         raise ConfigError(f"{name}: expected a value after it")
     return rest.pop(0)
@@ -106,7 +106,7 @@ def _take(rest: list[str], name: str) -> str:
 def _read_mpi_args(
     found: LaunchWords, name: str, text: str, environment: Mapping[str, str]
 ) -> None:
-    """What the older launcher passed on to mpirun, as one word."""
+    """Parse what the older launcher forwarded to mpirun, given as one argument."""
     try:
         rest = shlex.split(text)
     except ValueError as error:
@@ -118,7 +118,7 @@ def _read_mpi_args(
 def _read_mpi_word(
     found: LaunchWords, word: str, rest: list[str], environment: Mapping[str, str]
 ) -> None:
-    """One of mpirun's words, with what belongs to it."""
+    """Parse one of mpirun's options with its values."""
     if word == "--tag-output":
         found.tag_output = True
     elif word.startswith("-x"):

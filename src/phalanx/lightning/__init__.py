@@ -1,7 +1,7 @@
 """PyTorch Lightning: its Trainer drives our runs, and our model and data train under any Trainer.
 
-`Module` and `DataModule` are for people who have a Trainer of their own. Neither is built before
-it is asked for: Lightning takes seconds to import, and may not be there.
+`Module` and `DataModule` are for users with a Trainer of their own. Neither is created before it
+is accessed: Lightning takes seconds to import, and may not be installed.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ __all__ = ["DataModule", "Module"]
 
 
 def __getattr__(name: str) -> Any:
-    """One of the two classes, made for the Lightning package that this process uses."""
+    """One of the two classes, derived from the Lightning package that this process uses."""
     if name == "Module":
         from phalanx.lightning.module import Module
 

@@ -27,8 +27,9 @@ class DataModule(_pl.LightningDataModule):  # type: ignore[misc]
 
     DataModule("imagenet-resnet50", data_dir="~/imagenet", batch_size=256): options are keywords.
     Each process of the Trainer reads its own share of every step; an epoch takes each image once,
-    but for the last that fill no step. Batches are named tuples: images, labels and `first`, the
-    position of the first image in the stream; or `indices` of validation images, -1 for padding.
+    except the last ones that do not fill a step. Batches are named tuples: images, labels and
+    `first`, the first image's position in the stream; or `indices` of validation images, -1 for
+    padding.
     """
 
     def __init__(self, preset: str | None = None, **options: Any) -> None:
@@ -45,7 +46,7 @@ class DataModule(_pl.LightningDataModule):  # type: ignore[misc]
 
     def setup(self, stage: str) -> None:
         """Open this process's share of the data."""
-        self.teardown(stage)  # what another Trainer left open is of its length and batches
+        self.teardown(stage)  # what another Trainer left open has that Trainer's length and batches
         found = self.recipe.fit_to_trainer(self.trainer)
         plan, config = found.plan, found.config
         device = self.trainer.strategy.root_device
@@ -55,12 +56,12 @@ class DataModule(_pl.LightningDataModule):  # type: ignore[misc]
         self._feed, self._plan = self._exits.enter_context(feed), plan
 
     def teardown(self, stage: str) -> None:
-        """End the processes that read."""
+        """End the reading processes."""
         self._feed = None
         self._exits.close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """The same: a Trainer that fails or is interrupted tears nothing down."""
+        """The same: a Trainer that fails or is interrupted does not call teardown."""
         self.teardown("fit")
 
     def train_dataloader(self) -> "_TrainBatches":
@@ -69,20 +70,20 @@ class DataModule(_pl.LightningDataModule):  # type: ignore[misc]
         return _TrainBatches(self._feed, self._plan, self.trainer)
 
     def val_dataloader(self) -> "_ValidBatches | list[Any]":
-        """Every validation image once, over all processes; none where there are no images."""
+        """Every validation image once, over all processes; empty if there are no images."""
         assert self._feed is not None and self._plan is not None
         if not self._plan.valid_images:
             return []
         return _ValidBatches(self._feed, self._plan, self.trainer.strategy.root_device)
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-        """The batch as it is: it was copied while the device worked."""
+        """The batch unchanged: it has been copied to the device asynchronously."""
         return batch
 
 
 @dataclass(frozen=True)
 class _TrainerPlace(Place):
-    """The place of one of a Trainer's processes, which exchange nothing through us."""
+    """The place of one of a Trainer's processes, which do not communicate through us."""
 
     number: int = 0
 
@@ -95,14 +96,14 @@ class _TrainerPlace(Place):
 class _TrainBatches:
     """The training stream, a micro-batch at a time.
 
-    Its place is the Trainer's step, and nothing of its own: so it continues after a checkpoint of
-    Lightning's exactly where that was made, in the middle of an epoch, too.
+    Its position is the Trainer's step, not a state of its own: after a checkpoint of Lightning's it
+    continues exactly where that was made, even in the middle of an epoch.
     """
 
     def __init__(self, feed: Feed, plan: Plan, trainer: Any) -> None:
         self._feed, self._plan, self._trainer = feed, plan, trainer
         self._stream: Iterator[MicroBatch] = iter(())
-        self._next = -1  # the micro-batch that the stream gives next
+        self._next = -1  # the next micro-batch of the stream
 
     def __len__(self) -> int:
         """Micro-batches of this process in an epoch."""
@@ -114,12 +115,12 @@ class _TrainBatches:
         if self._next != step * self._plan.accumulation:
             steps = self._feed.batches_from(step)
             self._stream, self._next = chain.from_iterable(steps), step * self._plan.accumulation
-        for batch in self._stream:  # goes on from epoch to epoch, so that readers never pause
+        for batch in self._stream:  # continues from epoch to epoch, so that readers never pause
             self._next += 1
             yield batch
 
     def _refuse_other_accumulation(self) -> None:
-        """Raise ConfigError where the Trainer's steps are no longer those of the plan."""
+        """Raise ConfigError if the Trainer's steps are no longer those of the plan."""
         now, planned = self._trainer.accumulate_grad_batches, self._plan.accumulation
         if now != planned:
             raise ConfigError(
@@ -129,17 +130,17 @@ class _TrainBatches:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the Trainer's step says all."""
+        """Nothing: the Trainer's step determines the position."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing is to be restored."""
+        """Do nothing: there is no state to restore."""
 
 
 class _ValidBatches:
-    """This process's share of the validation images; as many batches in every process.
+    """This process's share of the validation images, in the same number of batches everywhere.
 
-    Processes may exchange something with every batch: one that has none left gives padding.
+    Processes may communicate at every batch: one that has no images left yields padding.
     """
 
     def __init__(self, feed: Feed, plan: Plan, device: torch.device) -> None:

@@ -5,7 +5,7 @@ from phalanx.engine.train import Fit, fit
 
 
 def choose_fit(config: Config) -> Fit:
-    """The loop of --engine; Lightning is only imported where it is asked for."""
+    """The loop of --engine; Lightning is imported only if it is chosen."""
     if config.machine.engine == "native":
         return fit
     from phalanx.lightning.trainer_loop import fit_with_trainer

@@ -32,7 +32,7 @@ class Module(_pl.LightningModule):  # type: ignore[misc]
     Module("imagenet-resnet50", data_dir="~/imagenet", batch_size=256): options are keywords, the
     same as those of the DataModule. Logs train_loss and train_top1, and of every validation image
     once: val_loss, val_top1 and val_images. Batches of other data are pairs of images and labels.
-    restored: the weights come from a checkpoint of Lightning's, so none of init_weights are read.
+    restored: the weights come from a checkpoint of Lightning's, so init_weights is not read.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Module(_pl.LightningModule):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         given = {"preset": preset, **options}
-        # a checkpoint with a Path in it would not be loaded without running code
+        # a checkpoint that contains a Path cannot be loaded with weights_only
         self.save_hyperparameters(
             {
                 name: str(value) if isinstance(value, Path) else value
@@ -65,12 +65,12 @@ class Module(_pl.LightningModule):  # type: ignore[misc]
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **options: Any) -> Any:
-        """As Lightning has it; the file of init_weights may be gone by now."""
+        """Lightning's own, except that the file of init_weights may no longer exist."""
         given = {"restored": True, **options}
         return super().load_from_checkpoint(checkpoint_path, *args, **given)
 
     def setup(self, stage: str) -> None:
-        """Take over what the Trainer decides."""
+        """Adopt what the Trainer decides."""
         data = self.trainer.datamodule
         if isinstance(data, DataModule):
             _refuse_differences(self.recipe, data.recipe)
@@ -78,7 +78,7 @@ class Module(_pl.LightningModule):  # type: ignore[misc]
         self._plan, self._rank = found.plan, found.rank
         options = build_step_options(found.config, found.plan, self.trainer.strategy.root_device)
         self._options = replace(options, half=None)  # the Trainer casts
-        # the Trainer takes the mean over accumulation and processes
+        # the Trainer averages over accumulation and processes
         self._parts = PassParts(self.model, self._options, global_batch=found.plan.micro_batch)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class Module(_pl.LightningModule):  # type: ignore[misc]
         return loss
 
     def _place_batch(self, batch: MicroBatch | Sequence[Tensor], batch_idx: int) -> MicroBatch:
-        """The batch with its position in the stream, made up where the data is not ours."""
+        """The batch with its position in the stream, invented if the data is not ours."""
         if isinstance(batch, MicroBatch):
             return batch
         images, labels = batch
@@ -114,11 +114,11 @@ class Module(_pl.LightningModule):  # type: ignore[misc]
         )
 
     def on_validation_epoch_start(self) -> None:
-        """Begin to count."""
+        """Reset the counts."""
         self._sums = torch.zeros(3, device=self.device)
 
     def validation_step(self, batch: ValidBatch | Sequence[Tensor], batch_idx: int) -> None:
-        """Count loss, right answers and images of a batch."""
+        """Add up loss, correct predictions and images of a batch."""
         images, labels = batch[:2]
         indices = batch.indices if isinstance(batch, ValidBatch) else torch.zeros_like(labels)
         logits = compute_logits(self.model, images, self._options)
@@ -131,7 +131,7 @@ class Module(_pl.LightningModule):  # type: ignore[misc]
     def on_validation_epoch_end(self) -> None:
         """Log the score of all processes' images."""
         loss, right, images = self.trainer.strategy.reduce(self._sums, reduce_op="sum")
-        # every process has the same; their mean is what Lightning wants to hear of
+        # the same in every process: the mean, which Lightning asks for, changes nothing
         self.log("val_loss", loss / images, sync_dist=True)
         self.log("val_top1", right / images, sync_dist=True, prog_bar=True)
         self.log("val_images", images, sync_dist=True)
@@ -149,7 +149,7 @@ class Module(_pl.LightningModule):  # type: ignore[misc]
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip as the Trainer says, else as the recipe does."""
+        """Clip as the Trainer says, else as the recipe says."""
         if gradient_clip_val is None:
             clip_gradients(collect_gradients(optimizer), self._options)
             return
@@ -161,7 +161,7 @@ class Module(_pl.LightningModule):  # type: ignore[misc]
 
 
 def _tell_of_half_weights(config: Config) -> None:
-    """Warn where a preset keeps weights in 16 bits, which changes what it learns."""
+    """Warn if a preset keeps weights in 16 bits, which changes what it learns."""
     if config.machine.precision == "16.16":
         _pl.utilities.rank_zero_warn(
             "precision 16.16, which this preset has, is not done under a Trainer of your own: "
@@ -172,7 +172,7 @@ def _tell_of_half_weights(config: Config) -> None:
 
 
 def _refuse_differences(own: Recipe, data: Recipe) -> None:
-    """Raise ConfigError where the model and its data were given different options."""
+    """Raise ConfigError if the model and its data were given different options."""
     ours, theirs = own.config.flat(), data.config.flat()
     for name, value in ours.items():
         if theirs[name] != value:

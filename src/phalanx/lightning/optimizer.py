@@ -1,4 +1,4 @@
-"""Our optimizers and schedule for a Trainer, which knows a step and a closure and nothing else."""
+"""Our optimizers and schedule for a Trainer, which only knows a step with a closure."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +10,10 @@ from phalanx.plan.plan import Plan
 
 
 class _WithDecays:
-    """Mixed into an optimizer, makes its step all that our own update is."""
+    """Mixin that makes an optimizer's step do all that our own update does."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Run the closure, which makes and clips the gradients; then both decays and the update."""
+        """Run the closure, which computes and clips gradients; then both decays and the update."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -24,7 +24,7 @@ class _WithDecays:
 
 
 def add_decays(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer, whose step now applies the decays of its groups, too."""
+    """The optimizer, whose step now also applies the decays of its groups."""
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (_WithDecays, kind), {})
     # a fused kernel would unscale gradients by itself, after they were clipped

@@ -6,7 +6,7 @@ from types import ModuleType
 
 from phalanx.plan.machine_choice import find_lightning
 
-# of each package, the module with the Trainer, and that with what lies below it
+# for each package, the module with the Trainer, and that of Lightning Fabric below it
 _MODULES = {
     "lightning": ("lightning.pytorch", "lightning.fabric"),
     "pytorch_lightning": ("pytorch_lightning", "lightning_fabric"),
@@ -14,12 +14,12 @@ _MODULES = {
 
 
 def import_lightning() -> ModuleType:
-    """The one that is imported already, since a Trainer takes its own modules only; else any."""
+    """The one already imported, since a Trainer only accepts its own modules; else any."""
     return import_module(_find_modules()[0])
 
 
 def import_environments() -> ModuleType:
-    """What the same package knows of launchers."""
+    """The cluster environments of the same package."""
     return import_module(f"{_find_modules()[1]}.plugins.environments")
 
 

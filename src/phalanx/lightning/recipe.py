@@ -1,7 +1,7 @@
-"""What Phalanx does under somebody else's Trainer: its options, and its numbers once that is known.
+"""What Phalanx does under a user's Trainer: its options, and its plan once the Trainer is known.
 
-The Trainer decides how long, how precisely and on which devices is trained; all else is an option
-of ours. Each of the Trainer's processes is a replica, so that the batches are those of
+The Trainer decides how long, with which precision and on which devices to train; everything else
+is an option of ours. Each of the Trainer's processes is a replica, so that the batches are those of
 `phalanx train --replicas N`.
 """
 
@@ -21,8 +21,8 @@ from phalanx.plan.plan import Plan, count_workers
 from phalanx.plan.world import read_world
 
 _SECTIONS = ("data", "augment", "model", "resnet", "efficientnet", "optim", "schedule", "loss")
-_OTHERS = ("seed", "plugin", "enable-recompute", "recompute-checkpoints")  # that are ours, too
-TRAINER_OPTIONS = {  # options that are the Trainer's to decide, and what to do instead
+_OTHERS = ("seed", "plugin", "enable-recompute", "recompute-checkpoints")  # that also apply here
+TRAINER_OPTIONS = {  # options that the Trainer decides, and what to do instead
     "epochs": "use Trainer(max_epochs=...)",
     "steps": "use Trainer(max_steps=...)",
     "gradient-accumulation": "use Trainer(accumulate_grad_batches=...)",
@@ -50,15 +50,15 @@ TRAINER_OPTIONS = {  # options that are the Trainer's to decide, and what to do 
 
 @dataclass(frozen=True, kw_only=True)
 class _TrainerPlan:
-    """The numbers of a recipe under one Trainer."""
+    """The plan of a recipe under one Trainer."""
 
     config: Config
     plan: Plan
-    rank: int  # of this process, of the Trainer's
+    rank: int  # of this process among the Trainer's
 
 
 class Recipe:
-    """A preset or file with options; ConfigError for one that is the Trainer's to decide."""
+    """A preset or file with options; ConfigError for options that the Trainer decides."""
 
     def __init__(self, preset: str | None, options: Mapping[str, Any]) -> None:
         self._preset = preset
@@ -70,12 +70,12 @@ class Recipe:
 
     @property
     def config(self) -> Config:
-        """The options; what the Trainer decides is not yet in them."""
+        """The options, without what the Trainer decides."""
         return self._start[0].config
 
     @property
     def plan(self) -> Plan:
-        """The numbers, as far as they do not depend on the Trainer."""
+        """The plan, as far as it does not depend on the Trainer."""
         return self._start[1]
 
     @cached_property
@@ -84,7 +84,7 @@ class Recipe:
         return tuple(self._start[2].classes)
 
     def fit_to_trainer(self, trainer: Any) -> _TrainerPlan:
-        """The numbers under this Trainer: its processes, accumulation and length."""
+        """The plan under this Trainer, with its processes, accumulation and length."""
         settings, plan, _ = self._plan(
             length=_find_length(trainer),
             replicas=trainer.world_size,
@@ -92,7 +92,7 @@ class Recipe:
         )
         layout = Layout(trainer.world_size, trainer.world_size)
         local = max(1, trainer.world_size // trainer.num_nodes)
-        # the plan knows the devices of this machine, and not how many of them the Trainer uses
+        # the plan knows this machine's devices, but not how many of them the Trainer uses
         plan = replace(plan, layout=layout, workers=count_workers(settings.config, local))
         return _TrainerPlan(config=settings.config, plan=plan, rank=trainer.global_rank)
 
@@ -106,7 +106,7 @@ class Recipe:
             "bn-span": "1",
             "epoch-tail": "drop",
             "engine": "native",
-            # a process has the whole network, whatever stages a preset cuts it into
+            # a process has the whole network, into whatever stages a preset splits it
             **{"pipeline": "false", "pipeline-splits": "none", "shards": "1"},
         }
         settings = read_with_data(self._preset, {**self.flags, **given})
@@ -114,7 +114,7 @@ class Recipe:
         if settings.missing:
             raise ConfigError(settings.missing)
         settings, plan, dataset = plan_new_run(settings)
-        # how precise is the Trainer's to decide
+        # the Trainer decides the precision
         return settings, replace(plan, precision="32.32"), dataset
 
 
@@ -123,7 +123,7 @@ def _refuse_trainers_options(flags: Mapping[str, str]) -> None:
     problems = []
     for given in flags:
         option = OPTIONS.get(SPELLINGS.get(given, ""))
-        if option is None:  # refused with the nearest name when the options are read
+        if option is None:  # refused, with the nearest name, when the options are read
             continue
         name = option.name
         if name in TRAINER_OPTIONS:
@@ -138,7 +138,7 @@ def _refuse_trainers_options(flags: Mapping[str, str]) -> None:
 
 
 def _refuse_unsupported(config: Config) -> None:
-    """Raise ConfigError for what a preset wants and only our own loops can do."""
+    """Raise ConfigError for what a preset asks for and only our own loop supports."""
     strategy, problems = config.run.weight_avg_strategy, []
     averages = (
         (f"ema-decay {config.optim.ema_decay:g}", config.optim.ema_decay, "EMAWeightAveraging"),
@@ -155,7 +155,7 @@ def _refuse_unsupported(config: Config) -> None:
 
 
 def _find_length(trainer: Any) -> dict[str, str]:
-    """How long a Trainer trains, as our options say it."""
+    """How long a Trainer trains, as our options."""
     if trainer.max_steps is not None and trainer.max_steps > 0:
         return {"steps": str(trainer.max_steps)}
     epochs = trainer.max_epochs

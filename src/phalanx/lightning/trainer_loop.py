@@ -1,8 +1,8 @@
 """The engine behind --engine lightning: Lightning's Trainer drives our loop, step by step.
 
 Model, optimizer, precision, folding, schedules and devices are the session's, as in the native
-loop: the Trainer neither sees nor moves them. It decides nothing but when the next step comes, so
-that the two engines give the same bits.
+loop: the Trainer neither sees nor moves them. It only triggers the next step, so that both engines
+give the same bits.
 """
 
 import logging
@@ -20,7 +20,7 @@ from phalanx.lightning.package import import_environments, import_lightning
 from phalanx.plan.plan import Plan
 
 _pl: Any = import_lightning()
-_VARIABLES = "PL_TRAINER_"  # what the names of those begin with that give a Trainer its options
+_VARIABLES = "PL_TRAINER_"  # prefix of environment variables that set a Trainer's options
 _QUIET = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric")
 
 
@@ -33,27 +33,27 @@ class _StepModule(_pl.LightningModule):  # type: ignore[misc]
         self._loop = loop
 
     def training_step(self, passes: Sequence[MicroBatch], batch_idx: int) -> None:
-        """Make the step, without waiting for it."""
+        """Take the step, without waiting for the device."""
         self._loop.train_step(passes)
 
     def configure_optimizers(self) -> list[Any]:
-        """None that Lightning knows: the step has its own."""
+        """None for Lightning: the step has its own optimizer."""
         return []
 
 
 class _StepData(_pl.LightningDataModule):  # type: ignore[misc]
-    """The passes of all steps that are left, as one epoch of Lightning's."""
+    """The passes of all remaining steps, as one epoch of Lightning's."""
 
     def __init__(self, loop: TrainingLoop) -> None:
         super().__init__()
         self._loop, self._steps = loop, len(loop)
 
     def train_dataloader(self) -> "_StepData":
-        """Itself: it has a length, so that no step is fetched before the one before is done."""
+        """Itself: it has a length, so that Lightning does not prefetch the next step."""
         return self
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-        """The passes as they are: the feed has put them where they are used."""
+        """The passes unchanged: the feed has put them on the right device."""
         return batch
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class _RunCallback(_pl.Callback):  # type: ignore[misc]
         self._loop, self._on_sigterm = loop, signal.getsignal(signal.SIGTERM)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Take SIGTERM back from Lightning, which would leave without a checkpoint."""
+        """Restore our SIGTERM handler: Lightning would exit without a checkpoint."""
         if signal.getsignal(signal.SIGTERM) is not self._on_sigterm:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -82,7 +82,7 @@ class _RunCallback(_pl.Callback):  # type: ignore[misc]
 def fit_with_trainer(
     state: TrainState, plan: Plan, *, deps: LoopDependencies, metrics: MetricsBuffer
 ) -> None:
-    """As `phalanx.engine.train.fit`, driven by a Trainer."""
+    """`phalanx.engine.train.fit`, driven by a Trainer."""
     loop = TrainingLoop(state, plan, deps=deps, metrics=metrics)
     loop.begin()
     if not len(loop):
@@ -91,22 +91,22 @@ def fit_with_trainer(
         trainer = _build_trainer(_RunCallback(loop))
         try:
             trainer.fit(_StepModule(loop), _StepData(loop))
-        except SystemExit as end:  # what the Trainer makes of an interrupt, too
+        except SystemExit as end:  # the Trainer turns an interrupt into this, too
             if isinstance(end.__context__, KeyboardInterrupt):
                 raise end.__context__ from None
             raise
 
 
 def _build_trainer(callback: _RunCallback) -> Any:
-    """A Trainer with nothing of its own but the loop."""
-    # variables by which a user limits Trainers would end a run early, as if it were finished
+    """A Trainer with nothing enabled but its loop."""
+    # environment variables that limit Trainers would end a run early, as if it were finished
     limits = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith(_VARIABLES)}
     try:
         return _pl.Trainer(
-            # whatever the session computes on: the Trainer would free memory that graphs replay on
+            # whatever the session's device is: the Trainer would free memory that graphs use
             accelerator="cpu",
             devices=1,
-            # ranks are ours, whoever launched them
+            # ranks are managed by us, whoever launched them
             plugins=[import_environments().LightningEnvironment()],
             max_epochs=1,
             limit_val_batches=0,
@@ -124,7 +124,7 @@ def _build_trainer(callback: _RunCallback) -> Any:
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """A block in which Lightning says nothing of devices, launchers and tips: the run speaks."""
+    """Within the block, Lightning's messages on devices, launchers and tips are suppressed."""
     loggers = [logging.getLogger(name) for name in _QUIET]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,1 +1,1 @@
-"""Kernels of the blocks of EfficientNet: depthwise convolutions, squeeze-excite, SiLU."""
+"""Kernels for EfficientNet's MBConv blocks: depthwise convolutions, squeeze-excite, SiLU."""

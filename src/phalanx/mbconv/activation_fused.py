@@ -1,4 +1,4 @@
-"""What the Triton kernels of this room share: SiLU behind a norm, drop-path, tiles."""
+"""Functions shared by the Triton kernels of mbconv: SiLU after a norm, drop-path, tiles."""
 # ruff: noqa: RUF005  (tuples are added in Triton)
 # mypy: disable-error-code="no-untyped-def,assignment"
 
@@ -13,12 +13,12 @@ _PLAIN_DIVISION = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
 def next_power(n: int) -> int:
-    """The power of two that holds n, 16 at least: the side of a block."""
+    """The smallest power of two that is at least n and 16: the side of a block."""
     return max(16, triton.next_power_of_2(n))
 
 
 def fitting(tiles: list[Tile], **most: int) -> list[Tile]:
-    """The tiles no larger than asked for, or else the smallest."""
+    """The tiles within these limits, or else the smallest tile."""
     found = [tile for tile in tiles if all(tile[key] <= value for key, value in most.items())]
     return found or [min(tiles, key=lambda tile: [tile[key] for key in most])]
 
@@ -51,7 +51,7 @@ def load_affine(v, c, C, okc):
 
 @triton.jit
 def load_keep(noise, rate, n, ok):
-    """What the contribution of images n is multiplied with, a column."""
+    """The drop-path factor of the images n, as a column: 0 or 1 / (1 - rate)."""
     drawn = tl.load(noise + n, mask=ok, other=0.0)
     return tl.where(drawn >= rate, 1 / (1 - rate), 0.0)[:, None]
 
@@ -67,12 +67,12 @@ def make_zeros(COUNT: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def add_to(tiles, AT: tl.constexpr, value):
-    """The tiles with `value` added to one."""
+    """The tiles with `value` added to tile AT."""
     return tiles[:AT] + (tiles[AT] + value,) + tiles[AT + 1 :]
 
 
 @triton.jit
 def store_sums(s, g, c, G, C, total, product):
-    """Row g of the partial sums s [2, G, C]."""
+    """Store row g of the partial sums s [2, G, C]."""
     tl.store(s + g * C + c, tl.sum(total, 0), mask=c < C)
     tl.store(s + (G + g) * C + c, tl.sum(product, 0), mask=c < C)

@@ -1,7 +1,7 @@
 """Depthwise convolutions of channels_last images, with the norm before and the sums for the next.
 
-Weights are [C, 1, K, K]. The input may be raw, the output of the convolution before: then v are
-its norm's vectors, and norm and SiLU are computed on the load.
+Weights are [C, 1, K, K]. The input may be the raw output of the preceding convolution: then v holds
+the vectors of the norm between them, and norm and SiLU are applied on load.
 """
 
 import torch
@@ -19,18 +19,18 @@ def count_strips(columns: int, channels: int) -> int:
 
 
 def reduced(size: int, stride: int) -> int:
-    """Pixels of the output's side."""
+    """The output's height or width from the input's."""
     return (size - 1) // stride + 1
 
 
 def _in_first_group(sums: Tensor, x: Tensor, stride: int) -> Tensor:
-    """[2, C] as partial sums."""
+    """Sums [2, C] as partial sums [2, groups, C], in the first group."""
     groups = count_strips(len(x) * reduced(x.shape[3], stride), x.shape[1])
     return F.pad(sums[:, None], (0, 0, 0, groups - 1))
 
 
 def _activate(x: Tensor, v: Tensor | None) -> Tensor:
-    """What is convolved, in float32."""
+    """The input of the convolution, in float32."""
     return x.float() if v is None else silu_parts(x, v)[0]
 
 
@@ -50,8 +50,8 @@ def convolve_back(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient of the norm's output, its partial sums, and partial weight gradients.
 
-    Those are [groups, K * K, C] (see `phalanx.mbconv.norms.add_partials`). Without v, the first is
-    the gradient of x and the sums mean nothing.
+    The latter are [groups, K * K, C] (see `phalanx.mbconv.norms.add_partials`). Without v, the
+    first is the gradient of x and the sums are meaningless.
     """
     c, _, k, _ = weight.shape
     dx, dw, _ = torch.ops.aten.convolution_backward(

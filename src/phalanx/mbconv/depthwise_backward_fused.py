@@ -1,9 +1,9 @@
 """phalanx.mbconv.depthwise.convolve_back as a Triton kernel.
 
-A program walks down a strip as in the forward pass. The window is the KS input rows that row h of
+A program goes down a strip as in the forward pass. The window is the KS input rows that row h of
 dy reaches, by WIDE columns: STRIDE for each of NEAR columns of dy. A row's activation and slope are
-computed once, when it enters; its gradient is complete when it leaves. One pass over the gradient
-yields the input's (through SiLU, with its sums for that norm's backward) and the weights'.
+computed once, when it enters; its gradient is complete when it leaves. One pass over dy yields the
+gradients of the input (through SiLU, with the sums for that norm's backward) and of the weights.
 """
 # ruff: noqa: PLR0913, PLR0917, RUF005  (kernels take sizes one by one; tuples are added in Triton)
 # mypy: disable-error-code="no-untyped-def,assignment"
@@ -53,7 +53,7 @@ def _enter(
     acts, slopes, raws, entered, scale, shift, masks, r, H,
     STRIDE: tl.constexpr, WIDE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """The window (activations, slopes, raw values) with STRIDE rows from r on."""
+    """The window (activations, slopes, raw values) with STRIDE rows from r on appended."""
     for k in tl.static_range(STRIDE * WIDE):
         raw = entered[k].to(tl.float32)
         act = raw
@@ -62,7 +62,7 @@ def _enter(
             p = sigmoid(z)
             act = z * p
             slopes, raws = slopes + (p + act * (1 - p),), raws + (raw,)
-        # left and right of the image, dy is masked where this column would count
+        # left and right of the image, dy is masked wherever this column would contribute
         ok = (r + k // WIDE >= 0) & (r + k // WIDE < H)
         if k % WIDE > 0:  # a column beyond an odd width
             ok = masks[k % WIDE] & ok
@@ -75,7 +75,7 @@ def _fill_window(
     x, wide, masks, scale, shift, H, W, C, KS: tl.constexpr, STRIDE: tl.constexpr,
     WIDE: tl.constexpr, NORM: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The window before the first row of dy: of KS - STRIDE rows, the last are there already."""
+    """The window of KS - STRIDE rows before the first row of dy; its last rows are the image's."""
     OLD: tl.constexpr = (KS - STRIDE) * WIDE
     NEW: tl.constexpr = STRIDE * WIDE
     acts, slopes = make_zeros(OLD, BW, BC), make_zeros(OLD * NORM, BW, BC)
@@ -95,7 +95,7 @@ def _spread(
     grads, dtaps, value, acts, taps,
     Q: tl.constexpr, COLUMN: tl.constexpr, KS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Both gradients with what one column of dy adds by one column of the window, if it has it."""
+    """Both gradients plus the contribution of a column of dy by a column of the window, if any."""
     if (COLUMN >= 0) & (COLUMN < KS):
         for i in tl.static_range(KS):
             grads = add_to(grads, i * WIDE + Q, value * taps[i * KS + COLUMN])
@@ -108,7 +108,7 @@ def _spread_row(
     grads, dtaps, now, acts, taps,
     KS: tl.constexpr, STRIDE: tl.constexpr, WIDE: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
-    """Both gradients with what a row of dy adds."""
+    """Both gradients plus the contributions of a row of dy."""
     FIRST: tl.constexpr = KS // 2 - STRIDE * (STRIDE - 1 - KS // 2)  # of the window's columns
     for k in tl.static_range(REACH * WIDE):
         # column k // WIDE of dy meets the image's column k % WIDE
@@ -125,7 +125,7 @@ def _leave(
     dx, o, grads, slopes, raws, masks, r, H, W, C, total, product,
     ROWS: tl.constexpr, WIDE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of ROWS rows from r on; gives their sums added up."""
+    """Store the gradients of ROWS rows from r on; returns the sums including them."""
     for k in tl.static_range(ROWS * WIDE):
         at = r + k // WIDE
         ok, d = masks[k % WIDE] & (at >= 0) & (at < H), grads[k]
@@ -148,13 +148,13 @@ def _depthwise_backward(
 ):  # fmt: skip
     """dx, its sums s [2, G, C], partial weight gradients dw [G, KS * KS, C].
 
-    What the next step needs is asked for before this step's rows are used.
+    The rows of the next iteration are loaded before those of this one are used.
     """
     PAD: tl.constexpr = KS // 2
     NEAR: tl.constexpr = 2 // STRIDE
     WIDE: tl.constexpr = STRIDE * NEAR
     NEW: tl.constexpr = STRIDE * WIDE  # tiles that enter and leave the window with each row
-    LEFT: tl.constexpr = STRIDE - 1  # of dy's columns around, the first that is reached
+    LEFT: tl.constexpr = STRIDE - 1  # the first of dy's surrounding columns that is reached
     REACH: tl.constexpr = (WIDE - 1 + PAD + STRIDE * PAD) // STRIDE - LEFT + 1
     ENTER: tl.constexpr = PAD - STRIDE + 1  # the first row that enters, counted from STRIDE * h
     C, each = C8 * 8, tl.cdiv(WO, NEAR)

@@ -1,8 +1,8 @@
 """phalanx.mbconv.depthwise.convolve as a Triton kernel.
 
-A program walks down a strip of BW output columns, which may span images, for BC channels; each of
-them is NEAR neighbours, which share what they read. A row is read once for each column of the
-window; what it adds to the output rows above and below stays in registers. Offsets have 32 bits.
+A program goes down a strip of BW output columns, which may span images, for BC channels; each of
+them stands for NEAR adjacent columns, which share loads. A row is read once for each column of the
+window; its contributions to the output rows above and below stay in registers. Offsets are 32-bit.
 """
 # ruff: noqa: PLR0913, PLR0917, RUF005  (kernels take sizes one by one; tuples are added in Triton)
 # mypy: disable-error-code="no-untyped-def,assignment"
@@ -29,7 +29,7 @@ _TILES = make_tiles("BW BC", (8, 32, 4, 1), (16, 32, 4, 1))
 
 @triton.jit
 def load_taps(w, c, C, COUNT: tl.constexpr):
-    """The window's weights, to stay in registers."""
+    """The weights of the window, kept in registers."""
     taps = ()
     for k in tl.static_range(COUNT):
         taps = taps + (tl.load(w + c * COUNT + k, mask=c < C, other=0.0).to(tl.float32)[None, :],)
@@ -38,7 +38,7 @@ def load_taps(w, c, C, COUNT: tl.constexpr):
 
 @triton.jit
 def find_columns(column, inside, W, STRIDE: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr):
-    """Masks of COUNT columns from STRIDE * column + FIRST on: within the image."""
+    """Masks of the COUNT columns from STRIDE * column + FIRST on that are within the image."""
     masks = ()
     for j in tl.static_range(COUNT):
         at = column * STRIDE + j + FIRST
@@ -48,7 +48,7 @@ def find_columns(column, inside, W, STRIDE: tl.constexpr, FIRST: tl.constexpr, C
 
 @triton.jit
 def load_row(x, o, masks, on, C, FIRST: tl.constexpr, COUNT: tl.constexpr):
-    """Raw tiles of COUNT columns from FIRST on, C apart; zero where not masks or not `on`."""
+    """Raw tiles of COUNT columns from FIRST on, C apart; zero where masked or not `on`."""
     tiles = ()
     for j in tl.static_range(COUNT):
         place = x + o + (FIRST + j) * C
@@ -61,7 +61,7 @@ def _add_column(
     acc, value, taps, COLUMN: tl.constexpr, OUT: tl.constexpr, BELOW: tl.constexpr,
     KS: tl.constexpr, STRIDE: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
-    """acc with what a value adds to the rows that it reaches of one of NEAR columns, if any."""
+    """acc plus the contribution of an input value to the rows of one of NEAR output columns."""
     PAD: tl.constexpr = KS // 2
     if (COLUMN >= 0) & (COLUMN < KS):
         for i in tl.static_range(KS):
@@ -76,7 +76,7 @@ def _add_rows(
     acc, now, taps, masks, scale, shift, r, H,
     KS: tl.constexpr, STRIDE: tl.constexpr, NEAR: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """acc with what STRIDE rows of the input from r on add."""
+    """acc plus the contributions of STRIDE input rows from r on."""
     REACH: tl.constexpr = KS + STRIDE * (NEAR - 1)
     for k in tl.static_range(STRIDE * REACH):
         value = now[k].to(tl.float32)
@@ -102,7 +102,7 @@ def _load_rows(x, place, masks, r, H, W, C, REACH: tl.constexpr, STRIDE: tl.cons
 
 @triton.jit
 def _store_row(y, o, acc, masks, on, C, total, square, NEAR: tl.constexpr):
-    """Store the first row of acc; gives the sums with it."""
+    """Store the first row of acc; returns the sums including it."""
     for p in tl.static_range(NEAR):
         ok = masks[p] & on
         result = acc[p].to(y.dtype.element_ty)
@@ -119,13 +119,13 @@ def _depthwise_forward(
     KS: tl.constexpr, STRIDE: tl.constexpr, NORM: tl.constexpr,
     BW: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """y = the convolution of x; s [2, G, C] gets the sums of y and y * y, one row a program.
+    """y = the convolution of x; s [2, G, C] gets the sums of y and y * y, one row per program.
 
-    The rows that the next step needs are asked for before this step's are used.
+    The rows of the next iteration are loaded before those of this one are used.
     """
     NEAR: tl.constexpr = 2
     PAD: tl.constexpr = KS // 2
-    LOW: tl.constexpr = PAD // STRIDE  # output rows under way above that of the input row
+    LOW: tl.constexpr = PAD // STRIDE  # unfinished output rows above that of the input row
     ROWS: tl.constexpr = LOW + 1 + (STRIDE - 1 + PAD) // STRIDE
     REACH: tl.constexpr = KS + STRIDE * (NEAR - 1)
     C, each = C8 * 8, tl.cdiv(WO, NEAR)
@@ -151,7 +151,7 @@ def _depthwise_forward(
             row = out + (h - LOW) * WO * C
             total, square = _store_row(y, row, acc, out_masks, h >= LOW, C, total, square, NEAR)
             acc = acc[NEAR:] + make_zeros(NEAR, BW, BC)
-        for p in tl.static_range(LOW):  # rows that nothing below adds to
+        for p in tl.static_range(LOW):  # rows to which no row below contributes
             row, on = out + (HO - LOW + p) * WO * C, HO - LOW + p >= 0
             total, square = _store_row(y, row, acc, out_masks, on, C, total, square, NEAR)
             acc = acc[NEAR:] + make_zeros(NEAR, BW, BC)

@@ -1,7 +1,7 @@
-"""The product before a depthwise convolution with the norm around it, and the stem's convolution.
+"""The expansion of an MBConv block, a 1x1 convolution with its norm, and the stem's convolution.
 
-Weights are [E, K]. With `stem` the image has three channels, and a row of the product is the 3x3
-patch around every second pixel: K is 27, in the order of channels_last weights.
+Weights are [E, K]. With `stem` the image has three channels and the convolution is an implicit
+GEMM: a row is the 3x3 patch around every second pixel, K is 27 in channels_last order.
 """
 
 import torch
@@ -17,22 +17,22 @@ from phalanx.kernels.image_layout import (
 )
 from phalanx.mbconv.kernel_op import kernel_op
 
-# what registers and shared memory hold, also of smaller GPUs
+# what fits into registers and shared memory, also on smaller GPUs
 _MOST_INPUTS, _MOST_INPUTS_BACK, _MOST_OUTPUTS_BACK = 128, 64, 256
 
 
 def can_expand(weight: Tensor) -> bool:
-    """Whether `expand` takes such weights."""
+    """Whether `expand` supports such weights."""
     return weight.shape[1] <= _MOST_INPUTS
 
 
 def can_expand_back(weight: Tensor) -> bool:
-    """Whether `expand_back` takes such weights."""
+    """Whether `expand_back` supports such weights."""
     return weight.shape[1] <= _MOST_INPUTS_BACK and weight.shape[0] <= _MOST_OUTPUTS_BACK
 
 
 def count_expand_groups(rows: int, outputs: int) -> int:
-    """Rows of partial sums of the forward product: programs that share the rows."""
+    """How many programs share the rows of the forward product: rows of partial sums."""
     return min(-(-rows // 128), max(1, MULTIPROCESSORS * 4 * 64 // outputs))
 
 
@@ -64,8 +64,8 @@ def expand_back(
 ) -> tuple[Tensor, Tensor]:
     """The gradient of x, plus `add`, and that of the weights, float32 [E, K].
 
-    ds: the gradient of the norm's output; u: its backward vectors. The product is computed anew.
-    A stem's image gets no gradient: the first is empty.
+    ds: the gradient of the norm's output; u: its backward vectors. The product is recomputed.
+    A stem's image gets no gradient: the first result is empty.
     """
     raw = to_rows(_multiply(x, weight, stem))
     dc = (to_rows(ds).float() * u[2] + raw * u[3] + u[4]).to(x.dtype)

@@ -1,7 +1,7 @@
 """phalanx.mbconv.expand as Triton kernels.
 
-Programs keep weights and partial sums and walk over the rows. Channels are multiples of eight,
-handed over by eighths (K8); blocks are powers of two around them.
+Persistent programs keep weights and partial sums and loop over the rows. Channels are multiples of
+eight, passed divided by eight (K8); blocks are the next powers of two.
 """
 # ruff: noqa: PLR0913, PLR0917  (kernels take sizes one by one)
 # mypy: disable-error-code="no-untyped-def,assignment"
@@ -24,7 +24,7 @@ _BACK_TILES = make_tiles("BM DEPTH", (64, 2, 4, 1), (64, 1, 4, 1))
 
 @triton.jit
 def _load_patches(x, m, k, M, H, W):
-    """Rows of 3 x 3 x 3 pixels around every second pixel of an image, zero beyond the edges."""
+    """Rows of 3x3 patches with 3 channels at stride 2, zero beyond the edges of the image."""
     ho, wo = (H + 1) // 2, (W + 1) // 2
     n, h, w = m // (ho * wo), (m // wo) % ho, m % wo
     row, column = (2 * h - 1)[:, None] + (k // 9)[None, :], (2 * w - 1)[:, None]
@@ -37,7 +37,7 @@ def _load_patches(x, m, k, M, H, W):
 
 @triton.jit
 def _load_rows(x, m, k, M, K, H, W, STEM: tl.constexpr):
-    """Rows m of x [M, K], or of the patches of an image."""
+    """Rows m of x [M, K], or of an image's patches."""
     if STEM:
         return _load_patches(x, m, k, M, H, W)
     else:
@@ -97,7 +97,7 @@ def _store_weights(dw, first, width, E, k, value, BN: tl.constexpr):
 
 @triton.jit
 def _norm_back(ds, rows, weights, u, m, first, M, E, BN: tl.constexpr):
-    """The gradient of the product, of the columns from `first` on, rounded."""
+    """The gradient of the product's columns from `first` on, rounded to the weights' dtype."""
     e = first + tl.arange(0, BN)
     oke = e < E
     raw = tl.dot(rows, tl.trans(weights))
@@ -114,7 +114,7 @@ def _expand_back(
     STEM: tl.constexpr, ADD: tl.constexpr, KP: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr,
     BM: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """dx [M, K] and partial weight gradients dw [G, E, K]; E lies in two blocks, N1 and N2."""
+    """dx [M, K] and partial weight gradients dw [G, E, K]; E is split into blocks N1 and N2."""
     g, k = tl.program_id(0), tl.arange(0, KP)
     width, E = K, E8 * 8
     if not STEM:
@@ -158,7 +158,7 @@ def expand(x: Tensor, weight: Tensor, stem: bool) -> tuple[Tensor, Tensor]:
 
 
 def _split_outputs(e: int) -> tuple[int, int]:
-    """Two powers of two that hold e columns together; the second may be 0."""
+    """Two powers of two that together cover e columns; the second may be 0."""
     first = min(128, 1 << (e.bit_length() - 1))
     return first, next_power(e - first) if e > first else 0
 

@@ -1,4 +1,4 @@
-"""phalanx.mbconv.squeeze_excite.sum_images as a Triton kernel."""
+"""The sums per image of phalanx.mbconv.squeeze_excite as a Triton kernel."""
 # ruff: noqa: PLR0913, PLR0917, RUF005  (kernels take sizes one by one; tuples are added in Triton)
 # mypy: disable-error-code="no-untyped-def,assignment"
 
@@ -22,7 +22,7 @@ _TILES = make_tiles("BM BC", (16, 64, 2, 1), (32, 32, 2, 1))
 
 @triton.jit
 def _image_terms(dy, x, o, ok, scale, shift, BACK: tl.constexpr, SLOPE: tl.constexpr):
-    """What the pixels at o add to each plane; zero where not ok."""
+    """The summands of the pixels at o for each plane; loads are zero where not ok."""
     value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
     act, slope = silu_parts(value, scale, shift)
     terms = ()
@@ -42,7 +42,7 @@ def _sum_images(
     BACK: tl.constexpr, SLOPE: tl.constexpr, PLANES: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """One part of one image; whole tiles first, without masks."""
+    """The sums of one part of one image; full tiles first, without row masks."""
     C = C8 * 8
     n, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
     c, rows = tl.program_id(1) * BC + tl.arange(0, BC), tl.cdiv(PIXELS, PARTS)
@@ -68,7 +68,7 @@ def _sum_images(
 
 
 def _sum(x: Tensor, v: Tensor, dy: Tensor, *, back: bool, slope: bool) -> Tensor:
-    """Sums of one kind."""
+    """Sums per image [planes, parts, N, C]."""
     n, c, h, w = x.shape
     planes, parts = (3 if back else 1 - slope) + 2 * slope, count_parts(n, h * w, c)
     t = new_floats(planes, parts, n, c, like=x)

@@ -1,4 +1,4 @@
-"""How each kernel becomes an operation of torch: `phalanx::mbconv_...`, with a plain reference."""
+"""Registers each kernel as a torch operator, `phalanx::mbconv_...`, with a plain reference."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -16,10 +16,10 @@ _R = TypeVar("_R")
 def kernel_op(
     fused: str, *, mutates: tuple[str, ...] = ()
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Make an operation of a reference in plain torch; on a GPU the fused function runs instead.
+    """Make an operator from a reference in plain torch; on a GPU the fused function runs instead.
 
     `fused` is the dotted name of that function, which takes the same arguments, the first of them
-    a tensor. The reference also says, on fake tensors, what shapes come out.
+    a tensor. The reference also serves as the fake implementation.
     """
 
     def wrap(reference: Callable[_P, _R]) -> Callable[_P, _R]:

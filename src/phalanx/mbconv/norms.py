@@ -1,12 +1,12 @@
-"""BatchNorm in training with what stands around it in an EfficientNet, cut into passes.
+"""Training-mode batch norm with the operations around it in an EfficientNet, as separate passes.
 
 The vectors of a norm are those of phalanx.kernels.batch_norm: forward v = [mean, rstd, scale,
 shift], backward u = [dgamma, dbeta, a, b, c], where the gradient of the norm's input is
-a * gradient + b * input + c. `finish_vectors` and `finish_back` there make them of the partial sums
-[2, groups, C] here. The passes are others by what they do besides the norm, and by loads that stay
-16 bytes wide where 8 is all that divides the channels.
+a * gradient + b * input + c. `finish_vectors` and `finish_back` there compute them from the partial
+sums [2, groups, C] here. These passes differ from those there in what they fuse with the norm, and
+in loads that stay 16 bytes wide although channels are multiples of 8 only.
 
-`noise` are uniform numbers [N, 1]: a block's contribution is dropped where they are below `rate`.
+`noise` [N, 1] is uniformly random: drop-path drops a block's contribution where it is below `rate`.
 """
 
 import torch
@@ -18,7 +18,7 @@ from phalanx.mbconv.kernel_op import kernel_op
 
 
 def _by_channel(vector: Tensor) -> Tensor:
-    """A vector of channels, to be multiplied with images."""
+    """A vector of channels in a shape that broadcasts with images."""
     return vector[None, :, None, None]
 
 
@@ -30,12 +30,12 @@ def silu_parts(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _keep_factor(noise: Tensor, rate: float) -> Tensor:
-    """What each image's contribution is multiplied with."""
+    """The drop-path factor of each image: 0 or 1 / (1 - rate)."""
     return (noise.view(-1, 1, 1, 1) >= rate).float() / (1 - rate)
 
 
 def _as_partial_sums(gradient: Tensor, x: Tensor) -> Tensor:
-    """The sums of gradient and gradient * x by channel, in the first of the groups."""
+    """The sums of gradient and gradient * x by channel, in the first group; others are zero."""
     groups = count_groups(count_rows(x), x.shape[1])
     sums = torch.stack([gradient.sum((0, 2, 3)), (gradient * x.float()).sum((0, 2, 3))])
     return F.pad(sums[:, None], (0, 0, 0, groups - 1))
@@ -51,7 +51,7 @@ def sum_channels(x: Tensor) -> Tensor:
 def sum_gradients(dy: Tensor, x: Tensor, noise: Tensor | None, rate: float) -> Tensor:
     """Partial sums of the gradient of a norm's output and of it times x, the norm's input.
 
-    dy has seen the output, with noise after drop-path.
+    dy is the gradient of that output or, with noise, of its drop-path.
     """
     gradient = dy.float()
     if noise is not None:
@@ -61,13 +61,13 @@ def sum_gradients(dy: Tensor, x: Tensor, noise: Tensor | None, rate: float) -> T
 
 @kernel_op("phalanx.mbconv.norms_fused.silu_back")
 def silu_back(dy: Tensor, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of a norm's output, of which dy saw SiLU, and partial sums of it."""
+    """The gradient of a norm's output, from the gradient dy of its SiLU, and partial sums of it."""
     ds = to_channels_last((dy.float() * silu_parts(x, v)[1]).to(x.dtype))
     return ds, _as_partial_sums(ds.float(), x)
 
 
 def backward_vectors(total: Tensor, product: Tensor, v: Tensor, count: int) -> Tensor:
-    """u of the sums of the gradient and of gradient * x."""
+    """u from the sums of the gradient and of gradient * x."""
     mean, rstd, scale, _ = v
     dgamma = (product - mean * total) * rstd
     slope = scale * rstd * dgamma / count
@@ -76,7 +76,7 @@ def backward_vectors(total: Tensor, product: Tensor, v: Tensor, count: int) -> T
 
 @kernel_op("phalanx.mbconv.partial_sums_fused.add_partials")
 def add_partials(partials: Tensor, columns: int) -> Tensor:
-    """The sums of the columns of [groups, rows, columns], turned round: [columns, rows]."""
+    """[groups, rows, columns] summed over the groups and transposed: [columns, rows]."""
     return partials.view(len(partials), -1, columns).sum(0).T.contiguous()
 
 
@@ -91,7 +91,7 @@ def norm_silu(x: Tensor, v: Tensor, gate: Tensor | None) -> Tensor:
 
 @kernel_op("phalanx.mbconv.norms_fused.norm_add")
 def norm_add(x: Tensor, v: Tensor, add: Tensor | None, noise: Tensor | None, rate: float) -> Tensor:
-    """norm(x), some images dropped, plus what a skip brings."""
+    """norm(x), with drop-path if there is noise, plus the skip connection."""
     y = x.float() * _by_channel(v[2]) + _by_channel(v[3])
     if noise is not None:
         y = y * _keep_factor(noise, rate)
@@ -108,7 +108,7 @@ def _norm_back(gradient: Tensor, x: Tensor, u: Tensor) -> Tensor:
 
 @kernel_op("phalanx.mbconv.norms_fused.norm_add_back")
 def norm_add_back(dy: Tensor, x: Tensor, u: Tensor, noise: Tensor | None, rate: float) -> Tensor:
-    """The gradient of x, of which dy saw norm(x), some images dropped."""
+    """The gradient of x from dy, that of norm(x) or, with noise, of its drop-path."""
     gradient = dy.float()
     if noise is not None:
         gradient = gradient * _keep_factor(noise, rate)
@@ -119,9 +119,9 @@ def norm_add_back(dy: Tensor, x: Tensor, u: Tensor, noise: Tensor | None, rate: 
 def norm_gate_back(
     x: Tensor, v: Tensor, u: Tensor, dmean: Tensor, dy: Tensor | None, gate: Tensor | None
 ) -> Tensor:
-    """The gradient of x, of which dy saw silu(norm(x)) * gate, and dmean [N, C] every pixel.
+    """The gradient of x from dy, that of silu(norm(x)) * gate, and dmean [N, C] of every pixel.
 
-    Without dy and gate, only dmean.
+    Without dy and gate, from dmean only.
     """
     gradient = dmean[:, :, None, None]
     if dy is not None and gate is not None:

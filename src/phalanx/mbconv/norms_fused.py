@@ -1,7 +1,7 @@
 """phalanx.mbconv.norms as Triton kernels: passes over whole images.
 
-An image is [M, C] rows with C contiguous and a multiple of eight, handed over as C // 8 so that
-loads stay 16 bytes wide. Offsets are 32 bits wide.
+Images are matrices [M, C] with C contiguous and a multiple of eight, passed as C // 8 so that
+loads stay 16 bytes wide. Offsets are 32-bit.
 """
 # ruff: noqa: PLR0913, PLR0917  (kernels take sizes one by one)
 # mypy: disable-error-code="no-untyped-def,assignment"
@@ -36,7 +36,7 @@ def _reduce_rows(
 ):  # fmt: skip
     """Partial sums s [2, G, C] of x and x * x; BACK: of the gradient and gradient * x.
 
-    SILU: dy has seen SiLU; its gradient ds is stored.
+    SILU: dy is the gradient of SiLU's output; that of its input, ds, is stored.
     """
     C = C8 * 8
     c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
@@ -69,7 +69,7 @@ def _apply_rows(
     SILU: tl.constexpr, GATE: tl.constexpr, NOISE: tl.constexpr, ADD: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """norm(x), with SiLU or without, times gate or what drop-path keeps, plus what is added."""
+    """norm(x), with SiLU or without, times gate or drop-path's factor, plus `add`."""
     C = C8 * 8
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     okc, n = c < C, m // PIXELS
@@ -95,7 +95,7 @@ def _apply_rows_back(
     SILU: tl.constexpr, GATE: tl.constexpr, MEAN: tl.constexpr, NOISE: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a norm's input. MEAN without GATE: dmean is all there is."""
+    """The gradient of a norm's input. MEAN without GATE: from dmean only."""
     C = C8 * 8
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     okc, n = c < C, m // PIXELS
@@ -122,12 +122,12 @@ def _apply_rows_back(
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int]:
-    """Rows, pixels an image has, and an eighth of the channels."""
+    """Rows, pixels per image, and an eighth of the channels."""
     return count_rows(x), x.shape[2] * x.shape[3], x.shape[1] // 8
 
 
 def _by_rows(x: Tensor) -> Callable[[Tile], tuple[int, ...]]:
-    """A program for each tile."""
+    """The grid with one program per tile."""
     return lambda t: (triton.cdiv(count_rows(x), t["BM"]), triton.cdiv(x.shape[1], t["BC"]))
 
 
@@ -163,7 +163,7 @@ def silu_back(dy: Tensor, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def _apply(
     x: Tensor, v: Tensor, held: tuple[Tensor | None, ...], rate: float, **flags: int
 ) -> Tensor:
-    """A norm with what follows it; held: noise, gate, what is added."""
+    """A norm with what follows it; held: noise, gate, add."""
     y = torch.empty_like(x)
     noise, gate, add = (v if tensor is None else tensor for tensor in held)
     tiles = fitting(_TILES, BC=next_power(x.shape[1]))

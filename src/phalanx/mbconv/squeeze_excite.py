@@ -1,11 +1,11 @@
-"""Squeeze-and-excite between a norm with SiLU and the product behind it.
+"""Squeeze-and-excite between a norm with SiLU and the 1x1 convolution that follows.
 
-x is the norm's input, z its output. Sums by image are [planes, parts, N, C]; whoever needs them
-adds the parts up, in order.
+x is the norm's input, z its output. Sums per image are [planes, parts, N, C]; kernels that read
+them add up the parts in order.
 
-No pass over an image is needed for the sums of the norm before it: with the gradient of z
-(dy * gate + dmean) * silu'(z), they follow from sums by image, gate and dmean being the same for
-all pixels of an image.
+The backward sums of the norm need no pass over the images of their own: the gradient of z is
+(dy * gate + dmean) * silu'(z), where gate and dmean are the same for all pixels of an image, so
+they follow from sums per image.
 """
 
 import torch
@@ -18,7 +18,7 @@ from phalanx.mbconv.norms import backward_vectors, silu_parts
 
 
 def _sum_by_image(x: Tensor, *terms: Tensor) -> Tensor:
-    """The sums of each term, in the first of the parts."""
+    """The sums per image of each term, in the first part; the other parts are zero."""
     n, c, h, w = x.shape
     sums = torch.stack(terms).sum((3, 4))
     return F.pad(sums[:, None], (0, 0, 0, 0, 0, count_parts(n, h * w, c) - 1))
@@ -26,20 +26,20 @@ def _sum_by_image(x: Tensor, *terms: Tensor) -> Tensor:
 
 @kernel_op("phalanx.mbconv.image_sums_fused.sum_images")
 def sum_images(x: Tensor, v: Tensor) -> Tensor:
-    """Sums by image of silu(z), one plane; v are the vectors of the norm."""
+    """Sums per image of silu(z), one plane; v holds the vectors of the norm."""
     return _sum_by_image(x, silu_parts(x, v)[0])
 
 
 @kernel_op("phalanx.mbconv.image_sums_fused.sum_slopes")
 def sum_slopes(x: Tensor, v: Tensor) -> Tensor:
-    """Sums by image of silu'(z) and silu'(z) * x."""
+    """Sums per image of silu'(z) and silu'(z) * x."""
     slope = silu_parts(x, v)[1]
     return _sum_by_image(x, slope, slope * x.float())
 
 
 @kernel_op("phalanx.mbconv.image_sums_fused.sum_images_back")
 def sum_images_back(x: Tensor, v: Tensor, dy: Tensor) -> Tensor:
-    """Sums by image of silu(z), silu'(z) and silu'(z) * x, each times dy, and of the last two."""
+    """Sums per image of silu(z), silu'(z) and silu'(z) * x times dy, and of the last two alone."""
     (act, slope), d = silu_parts(x, v), dy.float()
     return _sum_by_image(x, act * d, slope * d, slope * d * x.float(), slope, slope * x.float())
 
@@ -48,7 +48,7 @@ def sum_images_back(x: Tensor, v: Tensor, dy: Tensor) -> Tensor:
 def excite(sums: Tensor, weights: list[Tensor], pixels: int) -> tuple[Tensor, Tensor, Tensor]:
     """From `sum_images`: mean [N, C], the hidden layer before its SiLU [N, R], and the gate [N, C].
 
-    weights: w1 [R, C], b1, w2 [C, R], b2, of any type; everything is computed in float32.
+    weights: w1 [R, C], b1, w2 [C, R], b2, of any dtype; everything is computed in float32.
     """
     w1, b1, w2, b2 = (each.float() for each in weights)
     mean = sums[0].sum(0) / pixels
@@ -57,7 +57,7 @@ def excite(sums: Tensor, weights: list[Tensor], pixels: int) -> tuple[Tensor, Te
 
 
 def _gate_slope(back: Tensor, gate: Tensor) -> Tensor:
-    """The gradient of what the gate is the sigmoid of."""
+    """The gradient of the gate's logits, before the sigmoid."""
     return back[0].sum(0) * gate * (1 - gate)
 
 
@@ -65,7 +65,7 @@ def _gate_slope(back: Tensor, gate: Tensor) -> Tensor:
 def excite_back(
     back: Tensor, weights: list[Tensor], hidden: Tensor, gate: Tensor, pixels: int
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of the hidden layer, and dmean, each pixel's share of that of the mean.
+    """The gradient of the hidden layer, and dmean: the mean's gradient divided by the pixels.
 
     back: from `sum_images_back`. weights: w1, w2.
     """
@@ -79,7 +79,7 @@ def excite_back(
 def finish_excite_back(
     back: Tensor, excited: list[Tensor], dmean: Tensor, v: Tensor, count: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Backward vectors of the norm before, and the gradients of w1, b1, w2, b2.
+    """Backward vectors of the preceding norm, and the gradients of w1, b1, w2, b2.
 
     back: from `sum_images_back`. excited: mean, hidden, gate and the gradient of hidden.
     """
@@ -92,7 +92,7 @@ def finish_excite_back(
 
 @kernel_op("phalanx.mbconv.squeeze_excite_fused.finish_mean_back")
 def finish_mean_back(slopes: Tensor, dmean: Tensor, v: Tensor, count: int) -> Tensor:
-    """Backward vectors of a norm, where a mean is all that follows SiLU.
+    """Backward vectors of a norm whose SiLU is followed by global mean pooling only.
 
     slopes: from `sum_slopes`.
     """

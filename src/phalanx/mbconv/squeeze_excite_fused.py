@@ -1,4 +1,4 @@
-"""phalanx.mbconv.squeeze_excite as Triton kernels: its small products, in float32."""
+"""phalanx.mbconv.squeeze_excite as Triton kernels: its small matrix products, in float32."""
 # ruff: noqa: PLR0913, PLR0917  (kernels take sizes one by one)
 # mypy: disable-error-code="no-untyped-def,assignment"
 
@@ -20,7 +20,7 @@ _WEIGHT_TILES = make_tiles("BI BC", (64, 16, 4, 1))
 
 @triton.jit
 def _load_plane(t, n, c, N, C, PARTS: tl.constexpr):
-    """One plane of sums for images n and channels c, its parts added up."""
+    """One plane of sums for images n and channels c, with its parts added up."""
     ok, place = (n < N)[:, None] & (c < C)[None, :], n[:, None] * C + c[None, :]
     value = tl.load(t + place, mask=ok, other=0.0)
     for part in tl.static_range(1, PARTS):
@@ -38,7 +38,7 @@ def _load_matrix(w, row, column, ROWS, COLUMNS):
 
 @triton.jit
 def _multiply(a, b):
-    """a b in float32: a single product of TF32 cuts off bits, and every image errs the same way."""
+    """a b in float32: plain TF32 truncates, an error with the same sign for every image."""
     return tl.dot(a, b, input_precision="tf32x3")
 
 
@@ -74,7 +74,7 @@ def _excite_back(
     t, w1, w2, hidden, gate, dhidden, dmean, N, PIXELS, C8, R,
     PARTS: tl.constexpr, RP: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of hidden, and dmean, a pixel's share of that of the mean."""
+    """The gradient of hidden, and dmean: the mean's gradient divided by the pixels."""
     C = C8 * 8
     n, r = tl.program_id(0) * BI + tl.arange(0, BI), tl.arange(0, RP)
     d = tl.zeros((BI, RP), tl.float32)
@@ -97,7 +97,7 @@ def _excite_back(
 
 @triton.jit
 def _sum_planes(t, factor, n, c, N, C, FIRST: tl.constexpr, PARTS: tl.constexpr):
-    """What images n add to the norm's two sums, by two planes."""
+    """Contributions of the images n to the norm's two sums, from two planes."""
     t += FIRST * PARTS * N * C
     total = tl.sum(factor * _load_plane(t, n, c, N, C, PARTS), 0)
     return total, tl.sum(factor * _load_plane(t + PARTS * N * C, n, c, N, C, PARTS), 0)
@@ -109,7 +109,7 @@ def _excite_back_weights(
     M, N, C8, R,
     PARTS: tl.constexpr, RP: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Weight gradients of a squeeze-excite and everything backward needs of the norm before it."""
+    """Weight gradients of a squeeze-excite, and the backward vectors of the preceding norm."""
     C = C8 * 8
     c, r = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, RP)
     okc = c < C
@@ -143,7 +143,7 @@ def _mean_back(
     slopes, dmean, v, u, M, N, C8,
     PARTS: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Everything backward needs of a norm whose gradient is dmean * silu'(z)."""
+    """The backward vectors of a norm whose output's gradient is dmean * silu'(z)."""
     C = C8 * 8
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     total, product = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)

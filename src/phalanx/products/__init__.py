@@ -1,1 +1,1 @@
-"""1x1 convolutions as products that take norms, residuals and activations along."""
+"""1x1 convolutions as GEMMs with norms, residuals and activations fused into them."""

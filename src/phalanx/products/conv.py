@@ -1,8 +1,8 @@
-"""1x1 convolutions in the forward pass, with what follows them.
+"""1x1 convolutions in the forward pass, fused with what follows them.
 
 Images are [N, C, H, W] in channels_last memory, weights [out, in]; channels are multiples of 64.
-v are a norm's vectors (phalanx.kernels.batch_norm); bits are packed as its `pack_signs` has them.
-Every operation has its plain definition beside it, which runs where there is no Triton.
+v holds a norm's vectors (phalanx.kernels.batch_norm), bits a mask packed by its `pack_signs`. Every
+operation has a reference in plain torch next to it, which runs where there is no Triton.
 """
 
 import torch
@@ -15,11 +15,11 @@ from phalanx.kernels.image_layout import new_image, to_image
 
 
 def widen(x: Tensor) -> Tensor:
-    """At least 32 bits."""
+    """A tensor in float32, or float64 if it is that already."""
     return x if x.dtype == torch.float64 else x.float()
 
 
-# --- with the sums of a norm ---
+# --- with the sums that a norm needs ---
 
 
 @custom_op("phalanx::conv_sums", mutates_args=())
@@ -41,7 +41,7 @@ def _(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return _new_output(x, w), sums
 
 
-# --- with a norm that is known beforehand ---
+# --- with a norm whose vectors are known beforehand ---
 
 
 @custom_op("phalanx::conv_norm", mutates_args=())
@@ -64,7 +64,7 @@ def _(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
 
 @custom_op("phalanx::conv_norm_relu", mutates_args=())
 def conv_norm_relu(x: Tensor, w: Tensor, v: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """relu(x w^T * scale + shift + residual), and where it is above zero as bits."""
+    """relu(x w^T * scale + shift + residual), and the mask of its positive elements as bits."""
     fused = find_fused_for(x, "phalanx.products.ops_fused.conv_norm_relu_fused")
     return (fused or conv_norm_relu_reference)(x, w, v, residual)
 
@@ -86,5 +86,5 @@ def _(x: Tensor, w: Tensor, v: Tensor, residual: Tensor) -> tuple[Tensor, Tensor
 
 
 def _new_output(x: Tensor, w: Tensor) -> Tensor:
-    """An empty image of a convolution's output."""
+    """An empty tensor for a convolution's output."""
     return new_image(x, w.shape[0], *x.shape[2:])

@@ -1,17 +1,17 @@
-"""What a product does to its result before it is stored: jit functions of the gemm kernels.
+"""The epilogue of the GEMM kernels, as jit functions: what is done to a result before the store.
 
-The flags of all gemm kernels, in the order they take effect:
+The flags of all GEMM kernels, in the order they take effect:
 
 PRE     1: beta * (a2 @ b2) is added to a @ b
 AFFINE  1: row 0 of v is added; 2: scale and shift of a norm, rows 2 and 3 of v
 ADD     1: a tensor of the result's shape is added; 2: one of a quarter of the pixels, to even ones
-ACT     1: ReLU, and where it let through is kept in bits; 3: only where bits say so;
-        4: only where the norm gv of gate is positive
+ACT     1: ReLU, whose mask is stored in bits; 3: masked by bits;
+        4: zero where gate, normalised with gv, is not positive
 SUMS    1: sums of the result's columns; 2: also of result * gate; 3: also of its squares
 """
 # mypy: disable-error-code="no-untyped-def"
 # ruff: noqa: PLR0913, PLR0917, SIM108  (kernels take pointers and sizes one by one)
-# A jit function has one return: what follows another is compiled even if it is never reached.
+# A jit function has one return: code after a return is compiled even if it is never reached.
 
 import triton
 import triton.language as tl
@@ -19,7 +19,7 @@ import triton.language as tl
 
 @triton.jit
 def load_added(add, m, n, M, N, H, W, ADD: tl.constexpr):
-    """What is added to the pixels m: their own values, or for even ones a smaller image's."""
+    """The addend of the pixels m: the same pixels, or for even ones those of a half-size image."""
     if ADD == 0:
         added = 0.0
     elif ADD == 1:
@@ -34,7 +34,7 @@ def load_added(add, m, n, M, N, H, W, ADD: tl.constexpr):
 
 @triton.jit
 def load_gate(gate, m, n, M, N, ACT: tl.constexpr):
-    """The values whose norm decides what passes."""
+    """The values whose norm decides what passes the gate; 0.0 if unused."""
     if ACT == 4:
         gates = tl.load(gate + m[:, None] * N + n[None, :], mask=(m < M)[:, None], other=0.0)
     else:
@@ -44,7 +44,7 @@ def load_gate(gate, m, n, M, N, ACT: tl.constexpr):
 
 @triton.jit
 def load_affine(v, n, N, AFFINE: tl.constexpr):
-    """Scale and shift of the columns n, as far as they are used."""
+    """Scale and shift of the columns n; 0.0 where unused."""
     if AFFINE == 0:
         scale, shift = 0.0, 0.0
     elif AFFINE == 1:
@@ -56,7 +56,7 @@ def load_affine(v, n, N, AFFINE: tl.constexpr):
 
 @triton.jit
 def apply_affine(acc, scale, shift, added, AFFINE: tl.constexpr, ADD: tl.constexpr):
-    """acc with scale and shift, and what is added."""
+    """acc with scale, shift and addend applied."""
     if AFFINE == 1:
         acc += shift
     if AFFINE == 2:
@@ -68,7 +68,7 @@ def apply_affine(acc, scale, shift, added, AFFINE: tl.constexpr, ADD: tl.constex
 
 @triton.jit
 def apply_gate(acc, gates, scale, shift, kept, ACT: tl.constexpr):
-    """acc where it may pass; kept are bits as 0 and 1."""
+    """acc after ReLU or mask; kept: bits as 0 and 1."""
     if ACT == 1:
         acc = tl.maximum(acc, 0.0)
     if ACT == 3:
@@ -80,7 +80,7 @@ def apply_gate(acc, gates, scale, shift, kept, ACT: tl.constexpr):
 
 @triton.jit
 def second_summand(acc, gates, SUMS: tl.constexpr):
-    """What the second row of sums adds up."""
+    """The summand of the second row of sums."""
     if SUMS == 2:
         second = acc * gates.to(tl.float32)
     else:
@@ -90,7 +90,7 @@ def second_summand(acc, gates, SUMS: tl.constexpr):
 
 @triton.jit
 def store_sums(s, acc, gates, row, rows, n, N, SUMS: tl.constexpr):
-    """One of `rows` rows of partial sums of a tile, whose rows beyond the last are zero."""
+    """Store one of `rows` rows of partial sums: a tile's, whose acc is zero beyond row M."""
     if SUMS > 0:
         tl.store(s + row * N + n, tl.sum(acc, 0))
     if SUMS > 1:
@@ -99,7 +99,7 @@ def store_sums(s, acc, gates, row, rows, n, N, SUMS: tl.constexpr):
 
 @triton.jit
 def _pack_bits(kept, BM: tl.constexpr, BN: tl.constexpr):
-    """Bit i of byte j is column 8 i + j of 64: a thread of a product holds all eight of them."""
+    """Bit i of byte j is column 8 i + j of 64: one thread holds all eight in the accumulator."""
     kept = tl.reshape(kept.to(tl.int32), (BM, BN // 64, 8, 8))
     kept = tl.sum(kept << tl.arange(0, 8)[None, None, :, None], 2)
     return tl.reshape(kept, (BM, BN // 8)).to(tl.uint8)
@@ -107,7 +107,7 @@ def _pack_bits(kept, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def unpack_bits(packed, BM: tl.constexpr, BN: tl.constexpr):
-    """What _pack_bits packed, as 0 and 1."""
+    """The bits packed by _pack_bits, as 0 and 1."""
     packed = tl.reshape(packed.to(tl.int32), (BM, BN // 64, 1, 8))
     return tl.reshape((packed >> tl.arange(0, 8)[None, None, :, None]) & 1, (BM, BN))
 
@@ -125,7 +125,7 @@ def load_bytes(bits, m, M, N, column, ACT: tl.constexpr, BM: tl.constexpr, BN: t
 
 @triton.jit
 def unpack_loaded(packed, ACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """Packed bits as 0 and 1, where they are used."""
+    """Packed bits as 0 and 1; 0.0 if unused."""
     if ACT == 3:
         kept = unpack_bits(packed, BM, BN)
     else:
@@ -137,7 +137,7 @@ def unpack_loaded(packed, ACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr)
 def store_bytes(
     bits, result, m, M, N, column, ACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):
-    """Keep where the ReLU of a tile let through."""
+    """Store the ReLU mask of a tile."""
     if ACT == 1:
         byte = m[:, None] * (N // 8) + (column * (BN // 8) + tl.arange(0, BN // 8))[None, :]
         tl.store(bits + byte, _pack_bits(result > 0, BM, BN), mask=(m < M)[:, None])
@@ -145,10 +145,10 @@ def store_bytes(
 
 @triton.jit
 def pack_words(kept, BM: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr):
-    """_pack_bits as one 64-bit word of 64 columns.
+    """_pack_bits with 64 columns in one 64-bit word.
 
-    ROWS: first over the eight bits of a byte, which a thread of a product holds; else first over
-    the eight bytes, for a thread that holds eight columns in a row, as one that loads does.
+    ROWS: sum first over the eight bits of a byte, which one thread of an accumulator holds; else
+    first over the eight bytes, for a layout where a thread holds eight adjacent columns, as loaded.
     """
     kept = tl.reshape(kept.to(tl.int64), (BM, BN // 64, 8, 8))
     places = tl.arange(0, 8)[:, None] + 8 * tl.arange(0, 8)[None, :]
@@ -158,7 +158,7 @@ def pack_words(kept, BM: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def unpack_words(words, ACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """What pack_words packed, as 0 and 1, where it is used."""
+    """The bits packed by pack_words, as 0 and 1; 0.0 if unused."""
     if ACT == 3:
         places = tl.arange(0, 8)[:, None] + 8 * tl.arange(0, 8)[None, :]
         kept = (words[:, :, None, None] >> places[None, None, :, :]) & 1
@@ -170,6 +170,6 @@ def unpack_words(words, ACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def find_words(bits, m, N, column, BN: tl.constexpr):
-    """Where the packed bits of a tile lie, 64 to a word."""
+    """Pointers to the packed bits of a tile, 64 to a word."""
     words = column * (BN // 64) + tl.arange(0, BN // 64)
     return bits.to(tl.pointer_type(tl.int64)) + m[:, None] * (N // 64) + words[None, :]

@@ -1,13 +1,13 @@
-"""A norm behind a 1x1 convolution, known before the convolution runs.
+"""The batch norm after a 1x1 convolution, with statistics known before the convolution runs.
 
 A convolution c = x W^T followed by batch norm needs no pass over c: with the Gram matrix
 G = x^T x and the sums s of x's columns,
 
     mean(c) = W s / M        var(c) = diag(W Cov W^T),  Cov = G / M - s s^T / M^2
 
-so that the norm, a residual and ReLU fit into the product's epilogue and c is never stored. With g
-the gradient behind the norm and r = g^T x (the weight gradient's own product), backward neither
-reads c nor writes its gradient:
+so that the norm, a residual and ReLU fit into the GEMM's epilogue and c is never stored. With g the
+gradient of the norm's output and r = g^T x (which the weight gradient needs anyway), the backward
+pass neither reads c nor writes its gradient:
 
     sum(g c) = rowsum(r * W)
     dW       = scale * (r - sum(g) s^T / M - rstd * dgamma * T),  T = W Cov
@@ -16,7 +16,7 @@ reads c nor writes its gradient:
 The variance is a difference of larger numbers where the input's mean is far from zero. Up to a mean
 of 16 standard deviations its error is below that of rounding c to 16 bits, as torch does.
 
-v and u are the vectors of phalanx.kernels.batch_norm. "folded" are s, W and T.
+v and u are the vectors of phalanx.kernels.batch_norm; `folded` is [s, W, T].
 """
 
 import torch
@@ -54,7 +54,7 @@ def _(x: Tensor) -> tuple[Tensor, Tensor]:
 def gram_matrix_of_input(x: Tensor, v: Tensor | None, stride: int) -> tuple[Tensor, Tensor, Tensor]:
     """A convolution's input, and its Gram matrix and sums.
 
-    The input is relu(x * scale + shift) where there is a v, and every second pixel at stride 2.
+    The input is relu(x * scale + shift) if v is given, else x; of every second pixel at stride 2.
     """
     fused = find_fused_for(x, "phalanx.products.gram_fused.gram_fused")
     return (fused or gram_matrix_of_input_reference)(x, v, stride)
@@ -105,9 +105,9 @@ def fold_statistics(
     eps: float,
     momentum: float,
 ) -> Tensor:
-    """v of the norm behind a convolution, with the running statistics updated.
+    """v of the norm after a convolution; updates the running statistics.
 
-    affine: weight and bias. running: mean, variance and the number of batches.
+    affine: weight and bias. running: mean, variance and the number of batches, or an empty list.
     """
     fused = find_fused_for(folded[1], "phalanx.products.fold_fused.fold_statistics_fused")
     if fused is not None:
@@ -143,7 +143,7 @@ def _(
 def fold_gradient(
     raw: Tensor, s: Tensor, folded: list[Tensor], v: Tensor, count: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dW in that type, scale * W in W's, and u; raw: g^T x, s: the sums of g's columns."""
+    """dW in `dtype`, scale * W in W's dtype, and u; raw: g^T x, s: the sums of g's columns."""
     fused = find_fused_for(folded[1], "phalanx.products.fold_fused.fold_gradient_fused")
     return (fused or fold_gradient_reference)(raw, s, folded, v, count, dtype)
 
@@ -170,9 +170,9 @@ def _(
 
 @custom_op("phalanx::fold_input", mutates_args=())
 def fold_input(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Q over the largest |b|, in w's type, and const with that number behind it.
+    """Q / max|b| in w's dtype, and const with max|b| appended.
 
-    b is a mean over all pixels, and float16 has no room for it: divided by its largest, it has.
+    b is a mean over all pixels and too small for float16; divided by max|b| it fits.
     """
     fused = find_fused_for(w, "phalanx.products.fold_fused.fold_input_fused")
     return (fused or fold_input_reference)(w, u)
@@ -197,6 +197,6 @@ def _new_floats(like: Tensor, *shape: int) -> Tensor:
 
 
 def _thin_out(x: Tensor, stride: int) -> tuple[int, int, int]:
-    """The shape of every stride-th pixel of an image."""
+    """(C, H, W) of an image subsampled by a stride."""
     _, c, h, w = x.shape
     return c, (h + stride - 1) // stride, (w + stride - 1) // stride

@@ -10,7 +10,7 @@ from torch import Tensor
 from phalanx.kernels.choices import CHOICES, make_tiles
 
 _COVARIANCE_TILES = make_tiles("BN BK", (32, 64, 4, 3), (16, 64, 4, 3))
-_STATISTICS_TILES = make_tiles("BN BK", (8, 64, 4, 3))  # one: it updates the running statistics
+_STATISTICS_TILES = make_tiles("BN BK", (8, 64, 4, 3))  # only one: timing would repeat an update
 _GRADIENT_TILES = make_tiles("BN BK", (8, 64, 4, 3), (4, 64, 4, 3), (16, 64, 8, 3))
 _INPUT_TILES = make_tiles("BN BK", (64, 32, 4, 3), (128, 32, 4, 3))
 
@@ -19,8 +19,8 @@ _INPUT_TILES = make_tiles("BN BK", (64, 32, 4, 3), (128, 32, 4, 3))
 def _fold_covariance(gram, sums, w, t, M, K, BN: tl.constexpr, BK: tl.constexpr):
     """t = w Cov from a Gram matrix.
 
-    Tensor cores take tf32, which holds a 16-bit weight exactly; Cov goes in as two addends, so
-    that the variance is good to about 2**-22.
+    Tensor cores take tf32, which holds a 16-bit weight exactly; Cov is split into two summands, so
+    that the variance is accurate to about 2**-22.
     """
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     j = tl.program_id(1) * BK + tl.arange(0, BK)
@@ -38,7 +38,7 @@ def _fold_covariance(gram, sums, w, t, M, K, BN: tl.constexpr, BK: tl.constexpr)
 
 @triton.jit
 def _update_running(running_mean, running_var, batches, n, mean, var, M, momentum):
-    """The running statistics, as torch has them."""
+    """Update the running statistics as torch does."""
     old = tl.load(running_mean + n).to(tl.float32)
     tl.store(running_mean + n, (old + momentum * (mean - old)).to(running_mean.dtype.element_ty))
     old = tl.load(running_var + n).to(tl.float32)
@@ -54,7 +54,7 @@ def _fold_statistics(
     sums, w, t, weight, bias, running_mean, running_var, batches, v, M, N, K, eps, momentum,
     RUNNING: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """v of the norm behind x @ w^T from the sums of x and t = w Cov."""
+    """v of the norm after x @ w^T from the sums of x and t = w Cov."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     mean, var = tl.zeros((BN,), tl.float32), tl.zeros((BN,), tl.float32)
     for k0 in range(0, K, BK):
@@ -100,16 +100,16 @@ def _fold_gradient(raw, s, w, t, sums, v, dw, wa, u, M, N, K, BN: tl.constexpr, 
 
 @triton.jit
 def _round_to_tf32(value):
-    """The nearest number that tensor cores take, which else cut off the bits they do not."""
+    """The nearest tf32 number: tensor cores would truncate the remaining bits."""
     bits = (value.to(tl.int32, bitcast=True) + 4096) & -8192
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _fold_input(w, u, q, const, N, K, BN: tl.constexpr, BK: tl.constexpr):
-    """q = w^T diag(b) w over the largest |b|, which const's last place keeps; const = c w.
+    """q = w^T diag(b) w / max|b|, and const = c w with max|b| as its last element.
 
-    b is a mean over all pixels and float16 has no room for it: divided by its largest, it has.
+    b is a mean over all pixels and too small for float16; divided by max|b| it fits.
     """
     k = tl.program_id(0) * BK + tl.arange(0, BK)
     j = tl.program_id(1) * BK + tl.arange(0, BK)
@@ -124,7 +124,7 @@ def _fold_input(w, u, q, const, N, K, BN: tl.constexpr, BK: tl.constexpr):
         right = tl.load(w + n[:, None] * K + j[None, :]).to(tl.float32)
         total += tl.sum(left * tl.load(u + 4 * N + n)[:, None], 0)
         left = left * (tl.load(u + 3 * N + n) / top)[:, None]
-        if w.dtype.element_ty.primitive_bitwidth == 16:  # float32 is for checks, by other means
+        if w.dtype.element_ty.primitive_bitwidth == 16:  # float32 is for tests only, without tf32
             left = _round_to_tf32(left)
         acc = tl.dot(tl.trans(left), right, acc, input_precision="tf32")
     tl.store(q + k[:, None] * K + j[None, :], acc.to(q.dtype.element_ty))
@@ -151,7 +151,7 @@ def fold_statistics_fused(
     eps: float,
     momentum: float,
 ) -> Tensor:
-    """v of the norm behind a convolution; folded: the sums of its input, its weight and w Cov."""
+    """v of the norm after a convolution; folded: the sums of its input, its weight and w Cov."""
     n, k = folded[1].shape
     v = torch.empty((4, n), device=folded[0].device)
     args = (*folded, *affine, *(running or (None, None, None)), v, count, n, k, eps, momentum)
@@ -174,7 +174,7 @@ def fold_gradient_fused(
 
 
 def fold_input_fused(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """q [K, K], and const [K] with q's scale behind it."""
+    """q [K, K], and const [K + 1], whose last element is q's scale."""
     n, k = w.shape
     q, const = w.new_empty((k, k)), torch.empty(k + 1, device=w.device)
     tiles = [t for t in _INPUT_TILES if n % t["BN"] == 0]

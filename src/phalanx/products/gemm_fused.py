@@ -1,6 +1,6 @@
-"""Products with an epilogue, in three kernels: by tiles, by rows, and by the copy engine.
+"""GEMMs with an epilogue, as three kernels: one program per tile, persistent by rows, and TMA.
 
-All compute out [M, N] = epilogue(a [M, K] @ b [K, N]), where TRANS b is [N, K]; the flags are those
+All compute out [M, N] = epilogue(a [M, K] @ b [K, N]); with TRANS, b is [N, K]. The flags are those
 of epilogue_fused. M may be any number, N and K are multiples of the tile's.
 """
 # mypy: disable-error-code="no-untyped-def"
@@ -29,7 +29,7 @@ from phalanx.products.epilogue_fused import (
 
 
 def _describe_flags(info: Any) -> str:
-    """Tells a product's uses apart in a profile."""
+    """A name that tells the uses of a kernel apart in a profile."""
     flags = {key: info.constants.get(key) for key in ("PRE", "AFFINE", "ADD", "ACT", "SUMS")}
     return "_".join(f"{key.lower()}{int(value or 0)}" for key, value in flags.items())
 
@@ -55,7 +55,7 @@ def gemm(
     ACT: tl.constexpr, SUMS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """A program for every tile; what the epilogue reads is asked for before the product."""
+    """One program per tile; the loads of the epilogue are issued before the product."""
     blocks = tl.cdiv(N, BN)
     row, column = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     m, n = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
@@ -94,9 +94,9 @@ def gemm_rows(
     ACT: tl.constexpr, SUMS: tl.constexpr, K: tl.constexpr, K2: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Programs keep their columns of b and walk over every P-th block of rows.
+    """Persistent programs keep their columns of b and loop over every P-th block of rows.
 
-    All loads of a block of rows are asked for DEPTH - 1 blocks ahead. K and K2 are powers of two.
+    All loads of a block of rows are issued DEPTH - 1 blocks ahead. K and K2 are powers of two.
     The partial sums have P rows.
     """
     blocks = tl.cdiv(N, BN)
@@ -130,7 +130,7 @@ def gemm_rows(
         result = acc.to(out.dtype.element_ty)
         tl.store(out + m[:, None] * N + n[None, :], result, mask=ok)
         store_bytes(bits, result, m, M, N, column, ACT, BM, BN)
-        if (SUMS > 0) and (AFFINE > 0):  # else rows beyond the last are zero
+        if (SUMS > 0) and (AFFINE > 0):  # otherwise rows beyond M are zero
             acc = tl.where(ok, acc, 0.0)
         if SUMS > 0:
             total += _add_own_rows(acc, BM, BN, WARPS)
@@ -144,7 +144,7 @@ def gemm_rows(
 
 @triton.jit
 def _multiply_ahead(acc, a, b, top, side, K, TRANS: tl.constexpr, BK: tl.constexpr):
-    """acc + a @ b for one tile; a and b are descriptors."""
+    """acc + a @ b for one tile; a and b are tensor descriptors."""
     for k0 in range(0, K, BK):
         right = tl.trans(b.load([side, k0])) if TRANS else b.load([k0, side])
         acc = tl.dot(a.load([top, k0]), right, acc)
@@ -159,14 +159,14 @@ def gemm_ahead(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
     FLAT: tl.constexpr,
 ):  # fmt: skip
-    """P programs walk over the tiles; a, b, a2 and b2 are descriptors.
+    """P programs loop over the tiles; a, b, a2 and b2 are tensor descriptors.
 
-    For products of many channels, whose weights fit nowhere: the copy engine fetches both factors
-    and, FLAT, those of the next tile during the epilogue of this one. EARLY: what the epilogue
-    reads is asked for before the product, where registers allow.
+    For products of many channels, whose weights do not fit on chip: TMA loads both operands and,
+    with FLAT, those of the next tile during the epilogue of this one. EARLY: the loads of the
+    epilogue are issued before the product, where registers allow.
     """
     blocks = tl.cdiv(N, BN)
-    late = tl.program_id(0) - P  # the epilogue counts anew: what it shares would take registers
+    late = tl.program_id(0) - P  # the epilogue recomputes its tile: a shared index takes registers
     for tile in tl.range(tl.program_id(0), tl.cdiv(M, BM) * blocks, P, flatten=FLAT):
         top, side = (tile // blocks) * BM, (tile % blocks) * BN
         if EARLY:

@@ -1,6 +1,6 @@
-"""Gradients of 1x1 convolutions, with what lies before and behind them.
+"""Gradients of 1x1 convolutions, fused with what precedes and follows them.
 
-Names as in phalanx.products.conv and phalanx.products.fold; g is the gradient behind a norm.
+Names as in phalanx.products.conv and phalanx.products.fold; g is the gradient of a norm's output.
 """
 
 import torch
@@ -12,7 +12,7 @@ from phalanx.kernels.fused import find_fused_for
 from phalanx.kernels.image_layout import new_image, to_image
 from phalanx.products.conv import widen
 
-# --- of a convolution whose norm was known beforehand ---
+# --- of a convolution whose norm was known beforehand (phalanx.products.fold) ---
 
 
 @custom_op("phalanx::weight_gradient", mutates_args=())
@@ -45,7 +45,7 @@ def input_gradient_reference(g: Tensor, wa: Tensor, x: Tensor, q: Tensor, const:
 
 
 def _input_rows(g: Tensor, wa: Tensor, x: Tensor, q: Tensor, const: Tensor) -> Tensor:
-    """The gradient of a convolution's input, with what comes through its norm's statistics."""
+    """The gradient of a convolution's input, including that through its norm's statistics."""
     through_norm = widen(flatten_pixels(x)) @ widen(q) * const[-1] + const[:-1]
     return widen(flatten_pixels(g)) @ widen(wa) + through_norm
 
@@ -59,9 +59,9 @@ def _(g: Tensor, wa: Tensor, x: Tensor, q: Tensor, const: Tensor) -> Tensor:
 def input_gradient_gated(
     g: Tensor, wa: Tensor, x: Tensor, q: Tensor, const: Tensor, b: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`input_gradient` where b * scale + shift is above zero, x being the ReLU of that.
+    """`input_gradient` where b * scale + shift > 0, the ReLU of which is x.
 
-    And the sums of its columns, and of it times b: float32 [2, in].
+    Also its column sums, and those of it times b: float32 [2, in].
     """
     fused = find_fused_for(x, "phalanx.products.ops_fused.input_gradient_gated_fused")
     return (fused or input_gradient_gated_reference)(g, wa, x, q, const, b, v)
@@ -88,7 +88,7 @@ def _(
 
 @custom_op("phalanx::skip_gradient", mutates_args=())
 def skip_gradient(da: Tensor, w: Tensor, dz: Tensor) -> Tensor:
-    """da w + dz; where dz is smaller, it belongs to every second pixel."""
+    """da w + dz; a dz of half the size is added to every second pixel of every second row."""
     fused = find_fused_for(da, "phalanx.products.ops_fused.skip_gradient_fused")
     return (fused or skip_gradient_reference)(da, w, dz)
 
@@ -115,7 +115,7 @@ def _(da: Tensor, w: Tensor, dz: Tensor) -> Tensor:
 
 @custom_op("phalanx::skip_gradient_gated", mutates_args=())
 def skip_gradient_gated(da: Tensor, w: Tensor, dz: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
-    """`skip_gradient` where bits say so, and the sums of its columns: float32 [in]."""
+    """`skip_gradient` masked by bits, and its column sums: float32 [in]."""
     fused = find_fused_for(da, "phalanx.products.ops_fused.skip_gradient_gated_fused")
     return (fused or skip_gradient_gated_reference)(da, w, dz, bits)
 
@@ -137,9 +137,9 @@ def _(da: Tensor, w: Tensor, dz: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
 
 @custom_op("phalanx::mask_gradient", mutates_args=())
 def mask_gradient(dy: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
-    """dy where bits say so, and the sums of its columns: float32 [channels].
+    """dy masked by bits, and its column sums: float32 [channels].
 
-    dy is channels_last, or one row of channels for all pixels of an image (`is_spread`).
+    dy is channels_last, or has one row of channels for all pixels of an image (`is_spread`).
     """
     fused = find_fused_for(dy, "phalanx.products.mask_fused.mask_fused")
     return (fused or mask_gradient_reference)(dy, bits)

@@ -1,4 +1,4 @@
-"""Gram matrices of a 1x1 convolution's input, which may be normalised or thinned out on the way."""
+"""Gram matrices of a 1x1 convolution's input, which may be normalised or subsampled first."""
 # mypy: disable-error-code="no-untyped-def"
 # ruff: noqa: PLR0913, PLR0917  (kernels take pointers and sizes one by one)
 
@@ -12,15 +12,15 @@ from phalanx.kernels.choices import CHOICES, make_tiles
 from phalanx.kernels.image_layout import new_image
 from phalanx.products.sums_fused import add_rows
 
-_GRAM_TILES = make_tiles("BM", (64, 4, 3), (128, 4, 3), (64, 4, 1))  # the last for a B200
+_GRAM_TILES = make_tiles("BM", (64, 4, 3), (128, 4, 3), (64, 4, 1))  # the last is for a B200
 _KEEP_TILES = make_tiles("BM BC", (32, 64, 4, 3), (64, 64, 4, 3), (128, 64, 8, 3), (16, 128, 4, 3))
-_JOINED = 64  # channels whose Gram matrix is one tile; beyond, the library's product is faster
+_JOINED = 64  # channels whose Gram matrix is one tile; for more, cuBLAS is faster
 _PROGRAMS = 264  # that share the rows: two for each multiprocessor of an H100
 
 
 @triton.jit
 def _load_scale(v, c, C, NORM: tl.constexpr):
-    """Scale and shift of the norm, where there is one."""
+    """Scale and shift of the norm; 0.0 without one."""
     if NORM:
         scale, shift = tl.load(v + 2 * C + c)[None, :], tl.load(v + 3 * C + c)[None, :]
     else:
@@ -47,7 +47,7 @@ def _keep(
     x, kept, v, s, M, C, G, H, W,
     NORM: tl.constexpr, STRIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The input, kept where there is something to keep, and G rows of its partial sums."""
+    """Store the input, if `kept` is given, and G rows of its partial sums."""
     c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
     scale, shift = _load_scale(v, c, C, NORM)
     total = tl.zeros((BM, BC), tl.float32)
@@ -62,7 +62,7 @@ def _keep(
 
 @triton.jit
 def _gram(x, kept, v, p, M, G, C: tl.constexpr, NORM: tl.constexpr, BM: tl.constexpr):
-    """x^T x over one of G shares of the M rows, into p [G, C + 1, C]: the last row is x's sums."""
+    """x^T x by split-K over G shares of the M rows: p [G, C + 1, C], its last row the sums of x."""
     c, g = tl.arange(0, C), tl.program_id(0)
     scale, shift = _load_scale(v, c, C, NORM)
     acc, total = tl.zeros((C, C), tl.float32), tl.zeros((C,), tl.float32)
@@ -78,7 +78,7 @@ def _gram(x, kept, v, p, M, G, C: tl.constexpr, NORM: tl.constexpr, BM: tl.const
 
 
 def gram_fused(x: Tensor, v: Tensor | None, stride: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The convolution's input (x itself where nothing is done to it), its Gram matrix and sums."""
+    """The convolution's input (x itself if nothing is done to it), its Gram matrix and sums."""
     _, c, h, w = x.shape
     kept = None
     if v is not None or stride == 2:
@@ -91,7 +91,7 @@ def gram_fused(x: Tensor, v: Tensor | None, stride: int) -> tuple[Tensor, Tensor
         shares, flags = (x, kept, v, p, m, groups), {"C": c, "NORM": int(v is not None)}
         CHOICES.run(_gram, lambda _: (groups,), shares, _GRAM_TILES, **flags)
         found = add_rows(p.view(1, groups, -1)).view(c + 1, c)
-        return source, found[:-1], found[-1].clone()  # results of an operation share no memory
+        return source, found[:-1], found[-1].clone()  # outputs of an operator must not alias
     groups = max(1, min(_PROGRAMS * 4 * 64 // c, triton.cdiv(m, 128)))
     s = torch.empty((1, groups, c), device=x.device)
     flags = {"NORM": int(v is not None), "STRIDE": stride}
@@ -103,7 +103,7 @@ def gram_fused(x: Tensor, v: Tensor | None, stride: int) -> tuple[Tensor, Tensor
 
 
 def multiply_transposed(x: Tensor, y: Tensor) -> Tensor:
-    """x^T y in float32, by the library."""
+    """x^T y in float32, by cuBLAS."""
     if x.is_cuda:
         return torch.mm(x.t(), y, out_dtype=torch.float32)
     return x.float().t() @ y.float()

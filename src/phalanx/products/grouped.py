@@ -1,7 +1,7 @@
-"""Convolutions in groups, as fewer and wider groups where that is faster.
+"""Grouped convolutions, computed with fewer and wider groups where that is faster.
 
-Libraries are slow on groups of a few channels. Several of them make one wider group whose weights
-are zero between what was apart: more to multiply, but in the shapes that tensor cores are made for.
+cuDNN is slow on groups of a few channels. Several groups can be joined into a wider one whose
+weight is block-diagonal: more to multiply, but in the shapes that tensor cores are made for.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES
 
-_WIDTHS = (32, 64)  # of the groups that are tried, in channels; 128 lost
+_WIDTHS = (32, 64)  # channels of the joined groups that are tried; 128 was slower
 
 
 class ConvShape(NamedTuple):
-    """What a convolution needs to know besides its weight."""
+    """The parameters of a convolution besides its weight."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -26,7 +26,7 @@ class ConvShape(NamedTuple):
 
 
 def convolve_groups(x: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
-    """The convolution by the fastest grouping."""
+    """The convolution, with the fastest grouping."""
 
     def run(joined: int) -> Tensor:
         wide = _join(weight, joined, shape.groups)
@@ -39,7 +39,7 @@ def convolve_groups(x: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
 def convolve_groups_back(
     dy: Tensor, x: Tensor, weight: Tensor, shape: ConvShape, *, wanted: bool
 ) -> tuple[Any, Tensor]:
-    """Gradients of the input, if wanted, and of the weight, each by its fastest grouping."""
+    """Gradients of the input, if wanted, and of the weight, each with its fastest grouping."""
 
     def run(joined: int, *, own: bool) -> tuple[Tensor, Tensor]:
         wide = _join(weight, joined, shape.groups)
@@ -59,7 +59,7 @@ def convolve_groups_back(
 def _choose(
     what: str, run: Callable[[int], Any], x: Tensor, weight: Tensor, shape: ConvShape
 ) -> Any:
-    """What the fastest number of groups gives that are joined to one."""
+    """The result with the fastest number of groups joined into one."""
     each = weight.shape[1]
     joined = [1, *(width // each for width in _WIDTHS if width > each and width % each == 0)]
     ways = {
@@ -70,7 +70,7 @@ def _choose(
 
 
 def _join(weight: Tensor, joined: int, groups: int) -> Tensor:
-    """The weight of fewer groups, with zeros between those that were apart."""
+    """The weight of fewer groups, block-diagonal in the groups that were joined."""
     if joined == 1:
         return weight
     rows, each, *size = weight.shape
@@ -80,7 +80,7 @@ def _join(weight: Tensor, joined: int, groups: int) -> Tensor:
 
 
 def _part(wide: Tensor, joined: int, weight: Tensor, groups: int) -> Tensor:
-    """The gradient of a weight from that of the joined one."""
+    """The gradient of a weight: the diagonal blocks of the joined weight's gradient."""
     if joined == 1:
         return wide
     rows, each, *size = weight.shape
@@ -91,6 +91,6 @@ def _part(wide: Tensor, joined: int, weight: Tensor, groups: int) -> Tensor:
 
 @cache
 def _diagonal(joined: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """One where a group meets itself: [joined, 1, 1, 1, joined, 1]."""
+    """An identity matrix that keeps the diagonal blocks: [joined, 1, 1, 1, joined, 1]."""
     eye = torch.eye(joined, dtype=dtype, device=device)
     return eye[:, None, None, None, :, None]

@@ -1,4 +1,4 @@
-"""A gradient masked by the bits of a ReLU, with the sums of its columns, in Triton."""
+"""A gradient masked by the bits of a ReLU, with its column sums, in Triton."""
 # mypy: disable-error-code="no-untyped-def"
 # ruff: noqa: PLR0913, PLR0917  (kernels take pointers and sizes one by one)
 
@@ -20,7 +20,7 @@ _PROGRAMS = 1056  # that share the rows of 64 columns
 def _mask(
     dy, bits, out, s, M, C, G, PIXELS, SPREAD: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
 ):
-    """out = dy where bits say so, and G rows of its partial sums.
+    """out = dy masked by bits, and G rows of its partial sums.
 
     SPREAD: dy has one row for the PIXELS of an image.
     """
@@ -40,7 +40,7 @@ def _mask(
 
 
 def mask_fused(dy: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
-    """The masked gradient, and the sums of its columns."""
+    """The masked gradient, and its column sums."""
     n, c, h, w = dy.shape
     m = n * h * w
     groups = max(1, min(_PROGRAMS * 64 // c, triton.cdiv(m, 128)))

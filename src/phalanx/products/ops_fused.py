@@ -15,7 +15,7 @@ from phalanx.products.product_fused import (
 
 
 def conv_sums_fused(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """The convolution with the sums of a norm."""
+    """The convolution with the sums that a norm needs."""
     return multiply(x, w, trans=True, sums=WITH_SQUARE)
 
 
@@ -41,7 +41,7 @@ def input_gradient_fused(g: Tensor, wa: Tensor, x: Tensor, q: Tensor, const: Ten
 def input_gradient_gated_fused(
     g: Tensor, wa: Tensor, x: Tensor, q: Tensor, const: Tensor, b: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of a convolution's input before its ReLU, with the sums of the norm there."""
+    """The gradient before the ReLU of a convolution's input, with the sums of the norm there."""
     pre, gate = (x, q, const[-1:]), (b, v)
     return multiply(g, wa, pre=pre, shift=const, act=KEEP_NORMAL, gate=gate, sums=WITH_GATE)
 
@@ -54,6 +54,6 @@ def skip_gradient_fused(da: Tensor, w: Tensor, dz: Tensor) -> Tensor:
 def skip_gradient_gated_fused(
     da: Tensor, w: Tensor, dz: Tensor, bits: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of a block's input before the ReLU below, with its sums."""
+    """The gradient before the ReLU that made a block's input, with its sums."""
     dx, sums = multiply(da, w, add=dz, act=KEEP_BITS, bits=bits, sums=TOTAL)
     return dx, sums.view(-1)

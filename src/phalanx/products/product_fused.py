@@ -1,4 +1,4 @@
-"""Launches of the gemm kernels over images: whichever kernel and tile is fastest at a shape."""
+"""Launches of the GEMM kernels on images, with the fastest kernel and tile for each shape."""
 # ruff: noqa: PLR0913  (products have many operands)
 
 import os
@@ -12,7 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from phalanx.kernels.batch_norm import flatten_pixels
 from phalanx.kernels.choices import CHOICES, Launch, Tile, make_tiles
-from phalanx.kernels.gpu import Gpu, count_walker_bytes, find_gpu
+from phalanx.kernels.gpu import Gpu, count_persistent_bytes, find_gpu
 from phalanx.kernels.image_layout import new_image
 from phalanx.products.gemm_fused import gemm, gemm_ahead, gemm_rows
 from phalanx.products.sums_fused import add_rows
@@ -23,22 +23,22 @@ _SHIFT, _SCALE_SHIFT = 1, 2  # AFFINE
 _SAME_PIXELS, _EVEN_PIXELS = 1, 2  # ADD
 
 _GEMM_TILES = make_tiles("BM BN BK", (128, 64, 64, 4, 3), (64, 64, 64, 4, 3))
-# OCCUPANCY: programs a multiprocessor. The last column is how many blocks of rows are under way.
+# OCCUPANCY: programs per SM. The last column is the number of blocks of rows in flight.
 _ROWS_TILES = make_tiles(
     "BM BN OCCUPANCY",
     *((64, 64, 4, 4, 3), (64, 64, 4, 4, 2), (64, 128, 2, 8, 3)),
     *((128, 128, 1, 8, 3), (128, 128, 1, 16, 3), (64, 256, 1, 8, 3)),
 )
-# OCCUPANCY 0: a program for every tile. The last column is how many blocks of K are under way.
+# OCCUPANCY 0: one program per tile. The last column is the number of blocks of K in flight.
 _AHEAD_TILES = make_tiles(
     "BM BN BK EARLY OCCUPANCY",
     *((128, 64, 64, 1, 2, 4, 4), (128, 128, 64, 1, 0, 8, 3)),
     *((128, 256, 64, 0, 1, 8, 3), (128, 64, 64, 0, 0, 4, 3)),
 )
-_WIDEST_AHEAD = 28  # pixels; wider images have few channels, and gemm_rows is near the floor
-_MOST_KEPT = 640  # channels whose weights gemm_rows keeps
-_MOST_WALKERS = 1056  # programs of gemm_rows, each with a row of partial sums
-_REGISTERS = 2**16  # of a multiprocessor
+_WIDEST_AHEAD = 28  # pixels; wider images have few channels, and gemm_rows is near the memory bound
+_MOST_KEPT = 640  # input channels whose weights gemm_rows keeps
+_MOST_WALKERS = 1056  # programs of gemm_rows per block of columns: rows of partial sums
+_REGISTERS = 2**16  # per SM
 _REGISTERS_OF_A_THREAD = 255
 
 
@@ -57,7 +57,7 @@ class _Product:
 
     @property
     def gpu(self) -> Gpu:
-        """Where it runs."""
+        """The GPU that it runs on."""
         return find_gpu(self.operands[0])
 
     def fit(self, tiles: list[Tile]) -> list[Tile]:
@@ -84,11 +84,11 @@ class _Product:
         return [launch for t in self.fit(_ROWS_TILES) for launch in self.by_rows_of(t)]
 
     def by_rows_of(self, tile: Tile) -> list[Launch]:
-        """gemm_rows with one tile, or nothing."""
+        """The launch of gemm_rows with one tile; none if it does not fit into shared memory."""
         rows, columns = tile["BM"], tile["BN"]
         depth, warps = tile["num_stages"], tile["num_warps"]
         read = (self.flags["ADD"] > 0) + (self.flags["ACT"] == KEEP_NORMAL)
-        needed = count_walker_bytes(
+        needed = count_persistent_bytes(
             rows, columns, depth=self.k + self.k2, stages=depth, images_read=read
         )
         occupancy = min(tile["OCCUPANCY"], self.gpu.shared_memory // needed)
@@ -110,12 +110,12 @@ class _Product:
     def ahead(self) -> list[Launch]:
         """Launches of gemm_ahead, for products of many channels."""
         small = self.k < 128 or self.m < 128 or self.height > _WIDEST_AHEAD
-        if small or not self.gpu.has_copy_engine:
+        if small or not self.gpu.has_tma:
             return []
         return [self.ahead_of(t) for t in self.fit(_AHEAD_TILES)]
 
     def ahead_of(self, tile: Tile) -> Launch:
-        """gemm_ahead with one tile."""
+        """The launch of gemm_ahead with one tile."""
         (a, b, a2, b2, *rest), flags = self.operands, self.flags
         bm, bn, bk = tile["BM"], tile["BN"], tile["BK"]
         weights = _describe(b, bn, bk) if flags["TRANS"] else _describe(b, bk, bn)
@@ -132,12 +132,12 @@ class _Product:
 
 
 def _is_interpreted() -> bool:
-    """Whether Triton runs kernels on the processor."""
+    """Whether kernels run in Triton's interpreter, on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _describe(matrix: Tensor, *block: int) -> TensorDescriptor:
-    """A matrix for the copy engine, fetched in blocks."""
+    """A matrix as a tensor descriptor, from which TMA loads such blocks."""
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), list(block))
 
 
@@ -155,16 +155,16 @@ def multiply(
     bits: Tensor | None = None,
     sums: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The product of an image's pixels, and the sums of its columns [0, 1 or 2, N].
+    """The product of an image's pixels with b, and its column sums [0, 1 or 2, N].
 
-    pre: a2, b2 and beta. shift: is added; norm: vectors whose scale and shift are applied. gate: an
-    image and its norm's vectors.
+    pre: a2, b2 and beta. shift: added to each row. norm: vectors whose scale and shift are applied.
+    gate: an image and its norm's vectors.
     """
     n, k, h, w = a.shape
     width, m = b.shape[0 if trans else 1], n * h * w
     out = new_image(a, width, h, w)
     count = min(sums, 2)
-    rows = max(triton.cdiv(m, 64), _MOST_WALKERS)  # of partial sums: more than any kernel writes
+    rows = max(triton.cdiv(m, 64), _MOST_WALKERS)  # of partial sums: no kernel writes more
     s = torch.empty(count * rows * width, device=a.device)
     a2, b2, beta = pre or (None, None, None)
     adding = 0 if add is None else _SAME_PIXELS if add.shape == out.shape else _EVEN_PIXELS

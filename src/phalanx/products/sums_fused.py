@@ -15,7 +15,7 @@ _FEWER_ROWS = 64
 
 @triton.jit
 def _sum_rows(p, out, R, C, G, BR: tl.constexpr, BC: tl.constexpr):
-    """[P, R, C] to [P, G, C]."""
+    """[P, R, C] summed to [P, G, C]."""
     c, g, which = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1), tl.program_id(2)
     total = tl.zeros((BR, BC), tl.float32)
     for r0 in range(g * BR, R, G * BR):
@@ -33,7 +33,7 @@ def add_rows(p: Tensor) -> Tensor:
 
 
 def _add_rows_to(p: Tensor, groups: int) -> Tensor:
-    """[P, R, C] to [P, groups, C]."""
+    """[P, R, C] summed to [P, groups, C]."""
     count, rows, c = p.shape
     out = torch.empty((count, groups, c), device=p.device)
     args = (p, out, rows, c, groups)

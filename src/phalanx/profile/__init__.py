@@ -1,1 +1,1 @@
-"""What a training step spends its time on: by unit, by kernel, as a trace and as a picture."""
+"""Where a training step spends its time: by unit, by kernel, as a trace and as a picture."""

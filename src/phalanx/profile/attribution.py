@@ -1,8 +1,8 @@
 """From the events of a trace to the parts of a step: which unit each piece of work belongs to.
 
-Forward passes have ranges of ours around every unit. The backward pass is autograd's: each of its
-nodes has the number that the operation had in the forward pass, and so the unit. What a GPU runs
-was launched by some line of the host, and belongs to the unit of that line.
+In forward passes, we put a range around every unit. The backward pass is autograd's: each of its
+nodes has the sequence number of its forward operation, which gives the unit. What a GPU runs was
+launched by the host, and belongs to the unit of that launch.
 
 A replay of a CUDA graph is a single launch of many kernels. They are those of a pass that ran
 before the graph was captured, in the same order, and get their units from there.
@@ -21,7 +21,7 @@ _Event = Mapping[str, Any]
 
 AROUND, OTHER, REPLAY = "around the units", "other", "replay"
 DATA, STEP, EXCHANGE, BETWEEN = "data", "step", "sum of gradients", "between stages"
-_PARTS = {  # ranges of the step by name, to their part and phase
+_PARTS = {  # from the names of the step's ranges to part and phase
     DATA: (DATA, ""),
     STEP: (OTHER, ""),
     "forward": (AROUND, "forward"),
@@ -36,11 +36,11 @@ _NODE = "autograd::engine::evaluate_function:"
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _FORWARD = " forward"  # ends the name of a unit's range
-_LEAST_MATCH = 0.5  # of a replay's kernels; with fewer it is another pass
+_LEAST_MATCH = 0.5  # of a replay's kernels; with fewer it is a different pass
 
 
 class Label(NamedTuple):
-    """What a piece of work belongs to."""
+    """The part of the step to which a piece of work belongs."""
 
     part: str  # a unit, or another part of the step
     phase: str  # forward, backward, or empty
@@ -53,7 +53,7 @@ class DeviceWork(NamedTuple):
     start: float
     end: float
     label: Label
-    launched: float  # when the host did that
+    launched: float  # when the host launched it
     replayed: bool  # by a graph, whose kernels are all launched at once
 
     @property
@@ -75,11 +75,11 @@ class Attribution(NamedTuple):
 
     start: float  # of the step, with the wait for its images
     end: float
-    passes: list[float]  # when each forward pass began on the host; none where all were replayed
-    host: list[Segment]  # of the thread that trains, labelled; they fill the step
-    device: list[DeviceWork]  # in the order of time; none on a CPU
+    passes: list[float]  # when each forward pass began on the host; empty if all were replayed
+    host: list[Segment]  # of the training thread, labelled; they cover the step
+    device: list[DeviceWork]  # in order of time; empty on a CPU
     operations: list[Operation]  # of all threads of the host
-    matched: float  # share of the replayed kernels that were found in the plain pass
+    matched: float  # share of the replayed kernels that were found in the uncaptured pass
 
 
 def name_unit_range(unit: str) -> str:
@@ -92,8 +92,8 @@ def attribute(
 ) -> Attribution:
     """The parts of the step in these events.
 
-    units: those that have ranges. order: the kernels of a plain pass, for what is replayed.
-    ValueError where there is no step in them.
+    units: those that have ranges. order: the kernels of an uncaptured pass, to label replays.
+    ValueError if they contain no step.
     """
     timed = [event for event in events if event.get("ph") == "X"]
     names = {name_unit_range(unit): Label(unit, "forward") for unit in units}
@@ -130,7 +130,7 @@ def list_pass_order(found: Attribution) -> list[tuple[str, Label]]:
 def _label_threads(
     timed: Sequence[_Event], ranges: Sequence[_Event], names: Mapping[str, Label]
 ) -> dict[Any, list[Segment]]:
-    """By thread, its time cut into labelled segments."""
+    """The time of each thread, split into labelled segments."""
     stretches: dict[Any, list[Segment]] = defaultdict(list)
     for event in ranges:
         stretches[event["tid"]].append(_to_segment(event, names[event["name"]]))
@@ -142,14 +142,14 @@ def _label_threads(
     for thread, own in nodes.items():
         label, end = Label(AROUND, "backward"), float("-inf")
         for event in sorted(own, key=lambda event: event["ts"]):
-            if event["ts"] < end:  # inside another one, as where something is recomputed
+            if event["ts"] < end:  # nested in another, as in recomputation
                 continue
             end = event["ts"] + event["dur"]
             number = event["args"].get("Sequence number")
             if number is not None and firsts:
                 place = max(0, bisect_right(firsts, number) - 1)
                 label = labels[place]
-            # a node without a number stores the gradient that the one before it made
+            # a node without a sequence number stores the gradient of the node before it
             stretches[thread].append(_to_segment(event, label))
     return {thread: cut_nested(own) for thread, own in stretches.items()}
 
@@ -157,7 +157,7 @@ def _label_threads(
 def _list_first_numbers(
     timed: Sequence[_Event], ranges: Sequence[_Event], names: Mapping[str, Label]
 ) -> tuple[list[int], list[Label]]:
-    """Where the numbers of each range's operations begin, and what goes back from there."""
+    """The first sequence number of each range, and the label of its backward pass."""
     forward = [event for event in ranges if names[event["name"]].phase == "forward"]
     by_thread: dict[Any, list[Segment]] = defaultdict(list)
     for event in forward:
@@ -178,7 +178,7 @@ def _list_first_numbers(
 def _label_device(
     timed: Sequence[_Event], threads: Mapping[Any, Sequence[Segment]]
 ) -> list[DeviceWork]:
-    """What the GPU ran, each with the label of the line that launched it."""
+    """What the GPU ran, each with the label of the launch on the host."""
     launches: dict[Any, _Event] = {}
     for event in timed:
         if event.get("cat") in _LAUNCHES and "correlation" in event.get("args", {}):
@@ -203,13 +203,13 @@ def _label_device(
 def _label_replays(
     device: Sequence[DeviceWork], order: Sequence[tuple[str, Label]]
 ) -> tuple[list[DeviceWork], float]:
-    """Replayed kernels with the labels that they have in a plain pass; the share of those found."""
+    """Replayed kernels with the labels of an uncaptured pass, and the share that was found."""
     labelled, found, total = list(device), 0, 0
-    replays: dict[float, list[int]] = defaultdict(list)  # the places of each one's kernels
+    replays: dict[float, list[int]] = defaultdict(list)  # the indices of each one's kernels
     for place, work in enumerate(device):
         if work.replayed:
             replays[work.launched].append(place)
-    known: dict[tuple[str, ...], dict[int, Label]] = {}  # a step may have many that are alike
+    known: dict[tuple[str, ...], dict[int, Label]] = {}  # a step may have many equal replays
     for run in replays.values():
         names = tuple(device[place].name for place in run)
         if names not in known:
@@ -220,13 +220,13 @@ def _label_replays(
             continue
         label = labels[min(labels)]
         for number, place in enumerate(run):
-            label = labels.get(number, label)  # an extra one adds up what the one before it made
+            label = labels.get(number, label)  # an extra one reduces what the one before it made
             labelled[place] = device[place]._replace(label=label)
     return labelled, found / total if total else 1.0
 
 
 def _match_order(names: Sequence[str], order: Sequence[tuple[str, Label]]) -> dict[int, Label]:
-    """For the kernels that are found in an order of others, by place, what they belong to there."""
+    """The labels of the kernels that are found in `order`, by index."""
     matcher = SequenceMatcher(None, [name for name, _ in order], names, autojunk=False)
     return {
         block.b + offset: order[block.a + offset][1]
@@ -238,7 +238,7 @@ def _match_order(names: Sequence[str], order: Sequence[tuple[str, Label]]) -> di
 def _list_operations(
     timed: Sequence[_Event], threads: Mapping[Any, Sequence[Segment]]
 ) -> list[Operation]:
-    """What the host called, in the order of threads and time."""
+    """The operations of the host, in order of thread and time."""
     by_thread: dict[Any, list[_Event]] = defaultdict(list)
     for event in timed:
         if event.get("cat") == "cpu_op":

@@ -1,4 +1,4 @@
-"""Stretches of time that lie within each other, cut so that each moment belongs to one of them."""
+"""Nested time intervals, split so that each moment belongs to exactly one of them."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Segment(NamedTuple):
-    """A stretch of time with what went on in it; times in microseconds."""
+    """A time interval and what happened in it; times in microseconds."""
 
     start: float
     end: float
@@ -19,7 +19,7 @@ class Segment(NamedTuple):
 
 
 def cut_nested(stretches: Iterable[Segment]) -> list[Segment]:
-    """The time of each stretch without that of the ones inside it, in the order of time.
+    """The time of each interval without that of the intervals nested in it, in order of time.
 
     >>> outer, inner = Segment(0, 10, "step"), Segment(2, 5, "unit")
     >>> [tuple(part) for part in cut_nested([inner, outer])]
@@ -30,7 +30,7 @@ def cut_nested(stretches: Iterable[Segment]) -> list[Segment]:
     now = 0.0
 
     def go_to(time: float) -> None:
-        """Give the time until then to the innermost stretch."""
+        """Assign the time until then to the innermost interval."""
         nonlocal now
         if open_ones and time > now:
             parts.append(Segment(now, time, open_ones[-1].label))
@@ -45,7 +45,7 @@ def cut_nested(stretches: Iterable[Segment]) -> list[Segment]:
         close_until(one.start)
         go_to(one.start)
         now = one.start
-        # clocks are read one after the other: an inner one may seem to end a hair later
+        # clocks are read one after the other: an inner interval may seem to end slightly later
         end = min(one.end, open_ones[-1].end) if open_ones else one.end
         open_ones.append(one._replace(end=end))
     close_until(float("inf"))
@@ -53,13 +53,13 @@ def cut_nested(stretches: Iterable[Segment]) -> list[Segment]:
 
 
 def find_at(parts: Sequence[Segment], time: float) -> Segment | None:
-    """The segment of a moment, out of those in the order of time."""
+    """The segment that contains a moment; the segments are in order of time."""
     place = bisect_right(parts, time, key=lambda part: part.start) - 1
     return parts[place] if place >= 0 and time <= parts[place].end else None
 
 
 def measure_union(stretches: Iterable[Segment]) -> float:
-    """How long at least one of them lasted.
+    """The total time covered by at least one interval.
 
     >>> measure_union([Segment(0, 4, ""), Segment(2, 6, ""), Segment(8, 9, "")])
     7.0

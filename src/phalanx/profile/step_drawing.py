@@ -7,7 +7,7 @@ from phalanx.profile.attribution import DATA, Attribution
 from phalanx.profile.step_table import StepTable, name_part
 from phalanx.profile.trace_file import join_neighbours
 
-_COLOURS = {"forward": "#56b4e9", "backward": "#e69f00", "": "#009e73"}  # for the colour-blind, too
+_COLOURS = {"forward": "#56b4e9", "backward": "#e69f00", "": "#009e73"}  # safe for the colour-blind
 _LEGEND = {"forward": "forward", "backward": "backward", "": "neither"}
 _INK, _STRIPE = "#333333", "#f3f3f3"
 _ROW_INCHES, _MOST_INCHES = 0.22, 40.0
@@ -32,7 +32,7 @@ def draw_step(found: Attribution, table: StepTable) -> bytes:
 
 
 def _paint(axes: Any, found: Attribution, rows: list[str]) -> None:
-    """A bar for each stretch of work."""
+    """Draw a bar for each piece of work."""
     host = [part for part in found.host if not found.device or part.label.part == DATA]
     pieces = [(one.start, one.end, one.label) for one in host]
     pieces += [(one.start, one.end, one.label) for one in found.device]
@@ -46,13 +46,13 @@ def _paint(axes: Any, found: Attribution, rows: list[str]) -> None:
         if own:
             places, starts, lengths = zip(*own, strict=True)
             colour, legend = _COLOURS[phase], _LEGEND[phase]
-            # the edge keeps what is shorter than a dot visible
+            # the edge keeps bars narrower than a pixel visible
             axes.barh(places, lengths, left=starts, height=0.7, color=colour, label=legend)
             axes.barh(places, lengths, left=starts, height=0.7, fill=False, ec=colour, lw=0.4)
 
 
 def _label(axes: Any, table: StepTable) -> None:
-    """What the rows and the times are."""
+    """Label the rows and the time axis."""
     names = [part.part for part in table.parts]
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)

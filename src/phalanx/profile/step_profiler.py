@@ -1,7 +1,7 @@
-"""Looks at one step of a run with torch's profiler, and leaves tables, a trace and a picture.
+"""Profiles one step of a run with torch's profiler, and writes tables, a trace and a picture.
 
-It changes nothing of what is computed: blocks get names while it looks, and that is all. The step
-is the first whose time counts. What goes wrong, such as a full disk, is noted; the run goes on.
+It does not change what is computed: units only get named ranges meanwhile. The step is the first
+one that is timed. If something fails, such as a full disk, this is noted and the run continues.
 """
 
 import json
@@ -36,8 +36,8 @@ from phalanx.profile.trace_file import compress_trace, read_trace
 from phalanx.ranges import RANGES
 
 _ENVIRONMENT = {
-    "KINETO_LOG_LEVEL": "99",  # else it writes every start and stop to standard error
-    # its library must stay loaded from the pass before graphs are captured to their replays
+    "KINETO_LOG_LEVEL": "99",  # otherwise it logs every start and stop to standard error
+    # its library must stay loaded from the pass before graphs are captured until they are replayed
     "TEARDOWN_CUPTI": "0",
     "DISABLE_CUPTI_LAZY_REINIT": "1",
 }
@@ -45,27 +45,27 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSpec:
-    """What to look at and where the files go."""
+    """What to profile, and where to write the files."""
 
     detail: str  # summary, trace or full
     folder: Path
     title: str
     images: int  # of a step
-    first_step: int  # steps that are done when the process begins
+    first_step: int  # steps already done when the process starts
     total_steps: int
     passes: int  # of a step in this process
     ranks: int = 1  # of the run
     graph: bool = False  # passes are replayed
-    names_units: bool = True  # a network that was compiled must stay as it is
+    names_units: bool = True  # False for a compiled network, which must not be changed
 
     @property
     def step(self) -> int:
-        """The step that is looked at: the first that is timed, or the last of a shorter run."""
+        """The step that is profiled: the first that is timed, or the last of a shorter run."""
         return min(self.first_step + UNTIMED_STEPS + 1, self.total_steps)
 
     @property
     def plain_step(self) -> int | None:
-        """The last step that runs without graphs, where there are any; it shows their units."""
+        """The last step before graphs are captured, if any are; it shows their units."""
         plain = self.first_step + (2 if self.passes == 1 else 1)
         return plain if self.graph and plain < self.step else None
 
@@ -76,9 +76,9 @@ class ProfileSpec:
 
 
 class StepProfiler:
-    """Profiles one step of a loop; `attach` it to what the loop calls, and `close` it at the end.
+    """Profiles one step of a loop; `attach` it to the loop's dependencies, `close` it at the end.
 
-    tell: gets the lines for a person.
+    tell: called with the lines for the user.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class StepProfiler:
         self._spec, self._model, self._tell = spec, model, tell
         self._device = next(model.parameters()).device
         self._profiler: profile | None = None
-        self._step = spec.first_step  # the one whose images were asked for last
-        self._names_set: list[str] = []  # in the environment, which others use after us
+        self._step = spec.first_step  # the one whose images were requested last
+        self._names_set: list[str] = []  # in the environment; unset afterwards
         self._order: list[tuple[str, Label]] = []  # kernels of a pass without graphs
         units = model.units if isinstance(model, UnitModel) and spec.names_units else {}
         self._units = [*units]
 
     def attach(self, deps: LoopDependencies) -> LoopDependencies:
-        """The same for the loop to call, with a look at one step."""
+        """The same dependencies for the loop, with one step profiled."""
         return replace(
             deps,
             batches_from=self._follow_batches(deps.batches_from),
@@ -107,7 +107,7 @@ class StepProfiler:
         )
 
     def close(self) -> None:
-        """End a look that an end of the run has cut short."""
+        """End a profile that the end of the run has cut short."""
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
             self._name_ranges(False)
@@ -151,13 +151,13 @@ class StepProfiler:
         return follow
 
     def _begin(self, step: int) -> None:
-        """Start to look where the step after this one, or this one, is to be seen."""
+        """Start the profiler if this step or the next is to be profiled."""
         spec, self._step = self._spec, step
         try:
             if step in (spec.step - 1, spec.step, spec.plain_step) and self._profiler is None:
-                self._start()  # warms up in the step before, where there is one
+                self._start()  # warms up in the step before, if there is one
             if step in (spec.step, spec.plain_step) and self._profiler is not None:
-                self._wait()  # what came before is no part of it
+                self._wait()  # earlier work is no part of it
                 self._profiler.step()
                 self._name_ranges(True)
         except Exception as problem:  # noqa: BLE001 - a profile, never the run
@@ -187,7 +187,7 @@ class StepProfiler:
             torch.cuda.synchronize(self._device)
 
     def _name_ranges(self, are_recorded: bool) -> None:
-        """Give every unit's forward pass a name, or take the names away."""
+        """Put a named range around every unit's forward pass, or remove the ranges."""
         RANGES.are_recorded = are_recorded
         if not self._units:
             return
@@ -203,7 +203,7 @@ class StepProfiler:
         self._model.__dict__["run_unit"] = run_named
 
     def _end(self, step: int) -> None:
-        """Make of the step what was asked for."""
+        """Evaluate the profiled step, and write what was asked for."""
         profiler, self._profiler = self._profiler, None
         self._name_ranges(False)
         if profiler is None:
@@ -219,26 +219,26 @@ class StepProfiler:
                 said = self._write(trace)
         except Exception as problem:  # noqa: BLE001 - a profile, never the run
             self._give_up(problem)
-        if said:  # out here, since a console that cannot be written does end a run
+        if said:  # outside the try: a console that cannot be written to does end a run
             self._tell(said)
 
     def _give_up(
         self, problem: Exception, *, outcome: str = "the run continues without it"
     ) -> None:
-        """Say why there is no profile, and what comes of that."""
+        """Report why there is no profile, and what follows from that."""
         self._name_ranges(False)
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
             with suppress(Exception):  # it has failed before
                 profiler.stop()
-        # without what to do about it: that is meant for a run that cannot go on
+        # without the hint: that is meant for a run that cannot continue
         reason = str(problem).partition("\n")[0].partition(";")[0] or type(problem).__name__
         self._tell(f"note: profile: {reason}; {outcome}")
 
     # --- files ---
 
     def _write(self, trace: dict[str, Any]) -> str:
-        """Write the files; what to tell of them."""
+        """Write the files; returns what to tell the user."""
         spec, folder = self._spec, self._spec.folder
         found = attribute(trace["traceEvents"], self._units, self._order)
         table = build_table(
@@ -263,7 +263,7 @@ class StepProfiler:
         return "\n".join([*shown, f"profile: {table.describe()}; more in {folder}"])
 
     def _remove_old(self) -> None:
-        """Remove what an earlier part of the run has left and this one does not replace."""
+        """Remove files of an earlier part of the run that this one does not replace."""
         if self._spec.detail == "summary":
             remove_quietly(self._spec.folder / "trace.json.gz")
         for path in self._spec.folder.glob("rank-*"):
@@ -272,7 +272,7 @@ class StepProfiler:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _list_notes(self) -> Iterator[str]:
-        """What a reader must know of how the step was looked at."""
+        """What a reader must know about how the step was profiled."""
         if self._spec.is_cold:
             yield (
                 f"the run has no more than {UNTIMED_STEPS} steps in this process: its last one is "

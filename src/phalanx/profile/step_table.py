@@ -1,4 +1,4 @@
-"""What a step spent its time on, as tables: by part and by kernel."""
+"""Where a step spent its time, as tables: by part and by kernel."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -45,13 +45,13 @@ class _PartTime:
 
 @dataclass(frozen=True, kw_only=True)
 class _KernelTime:
-    """All calls of a kernel in the step; on a CPU, of an operation without those inside it."""
+    """All calls of a kernel in the step; on a CPU, of an operation without nested ones."""
 
     name: str
     calls: int
     ms: float
     share: float  # of all kernels
-    part: str  # where most of it belongs
+    part: str  # the part to which most of it belongs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +123,9 @@ def build_table(
     title: str,
     device: str = "cpu",
 ) -> StepTable:
-    """The tables of a step; with a GPU its time counts, and of the host the wait for data.
+    """The tables of a step: with a GPU, of its time, and of the host only the wait for data.
 
-    device: the type of the one that trains.
+    device: the type of the training device.
     """
     whole, on_device = found.end - found.start, bool(found.device)
     times = _new_times()
@@ -192,7 +192,7 @@ def _count_kernels(found: Attribution) -> list[_KernelTime]:
 
 
 def _list_notes(found: Attribution, device: str) -> list[str]:
-    """What a reader must know of these figures."""
+    """What a reader must know about these figures."""
     if device == "cuda" and not found.device:
         return ["the driver gave no kernels: times are those of the host, which only launches them"]
     replayed = sum(work.replayed for work in found.device)
@@ -206,17 +206,17 @@ def _list_notes(found: Attribution, device: str) -> list[str]:
 
 
 def name_part(part: str) -> str:
-    """What a reader sees of a part."""
+    """The name of a part, for readers."""
     return _WORDS.get(part, part)
 
 
 def _shorten(name: str) -> str:
-    """A name that fits; templates of C++ go on for hundreds of characters."""
+    """A shortened name; C++ templates can have hundreds of characters."""
     return name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 1]}…"
 
 
 def _align(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns under their names; numbers to the right, words to the left."""
+    """Lines of aligned columns under their names; numbers right-aligned, words left-aligned."""
     columns = list(zip(header, *rows, strict=True))
     lines = [""] * len(columns[0])
     for column in columns:

@@ -17,7 +17,7 @@ _LEVEL = 5  # of the compression: higher ones take longer and save little
 
 
 def read_trace(profiler: profile) -> dict[str, Any]:
-    """What a profiler has recorded, in the form of a Chrome trace."""
+    """What a profiler has recorded, as a Chrome trace."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))
@@ -33,7 +33,7 @@ def compress_trace(trace: Mapping[str, Any], found: Attribution, *, title: str) 
 
 
 def _list_unit_events(found: Attribution, title: str) -> Iterator[dict[str, Any]]:
-    """Rows of their own for the host and the GPU."""
+    """Events of additional rows for the host and the GPU."""
     where = {"pid": _PROCESS, "tid": 0}
     yield {"ph": "M", "name": "process_name", **where, "args": {"name": title}}
     yield {"ph": "M", "name": "process_sort_index", **where, "args": {"sort_index": -1}}
@@ -42,7 +42,7 @@ def _list_unit_events(found: Attribution, title: str) -> Iterator[dict[str, Any]
         if stretches:
             named = {"ph": "M", "name": "thread_name", "pid": _PROCESS, "tid": row}
             yield {**named, "args": {"name": name}}
-        # without the moments between autograd's nodes, a unit is one block
+        # gaps between autograd's nodes are closed, so that a unit is one block
         pieces = (piece for piece in stretches if piece.label.part != AROUND)
         for label, start, end in join_neighbours((one.label, one.start, one.end) for one in pieces):
             yield {
@@ -60,7 +60,7 @@ def _list_unit_events(found: Attribution, title: str) -> Iterator[dict[str, Any]
 def join_neighbours(
     pieces: Iterable[tuple[Label, float, float]],
 ) -> Iterator[tuple[Label, float, float]]:
-    """Pieces of one part that follow each other as one, from the first to the last."""
+    """Consecutive pieces of the same part merged into one, from the first to the last."""
     open_one: tuple[Label, float, float] | None = None
     for label, start, end in pieces:
         if open_one is not None and open_one[0] == label:

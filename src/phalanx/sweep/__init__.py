@@ -1,1 +1,1 @@
-"""Searches over training options: every trial is a run of its own."""
+"""Searches over training options: every trial is a separate run."""

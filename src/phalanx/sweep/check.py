@@ -1,4 +1,4 @@
-"""Every value of a sweep through the reader and the plan of `phalanx train`, before it runs."""
+"""Checks every value of a sweep before it runs, with the reader and plan of `phalanx train`."""
 
 import re
 from collections.abc import Iterator
@@ -30,11 +30,11 @@ from phalanx.sweep.schema import (
     iterate_points,
 )
 
-_MOST_POINTS = 2_000  # that are read one by one; it takes a millisecond each
+_MOST_POINTS = 2_000  # that are checked one by one, at a millisecond each
 
 
 def read_sweep(path: Path) -> SweepFile:
-    """The sweep in a file; all that is wrong with it is reported together, in its order."""
+    """The sweep in a file; all mistakes are reported together, in file order."""
     reader = SweepFileReader(path)
     sweep, problems = reader.read(), reader.problems
     if sweep is not None:
@@ -47,7 +47,7 @@ def read_sweep(path: Path) -> SweepFile:
 
 
 def _refuse_unnamed_plugins(sweep: SweepFile) -> None:
-    """What the file gives to trials as a flag, nobody may have named on the command line."""
+    """Raise if the file gives plugins to trials that the command line does not name."""
     searched = sweep.search.get(PLUGIN)
     names = [sweep.options[PLUGIN]] if PLUGIN in sweep.options else []
     names += searched.values if isinstance(searched, Choice) else ()
@@ -57,11 +57,11 @@ def _refuse_unnamed_plugins(sweep: SweepFile) -> None:
 
 
 def _check_values(sweep: SweepFile, path: Path) -> list[str]:
-    """What the reader and the plan say to the values of a sweep, each thing once."""
+    """Problems that the reader and the plan find in the values of a sweep, each once."""
     problems = list(_check_presets(sweep))
     if problems:
         return problems
-    # all points where they can be counted, but the ends of each option in any case
+    # the ends of each option in any case, and all points if they can be counted
     countable = count_points(sweep.search) is not None
     points = chain(iterate_ends(sweep.search), iterate_points(sweep.search) if countable else ())
     known: dict[str, str] = {}
@@ -80,7 +80,7 @@ def _check_values(sweep: SweepFile, path: Path) -> list[str]:
 
 
 def _check_presets(sweep: SweepFile) -> Iterator[str]:
-    """Presets that are not there."""
+    """Presets that do not exist."""
     searched = sweep.search.get(PRESET)
     names = [sweep.preset] if sweep.preset else []
     names += searched.values if isinstance(searched, Choice) else ()
@@ -92,7 +92,7 @@ def _check_presets(sweep: SweepFile) -> Iterator[str]:
 
 
 def _refuse_impossible(settings: Settings) -> None:
-    """Raise ConfigError for what the plan refuses; a folder's data is left to the trials."""
+    """Raise ConfigError for what the plan refuses; data in folders is checked by the trials."""
     if settings.missing:
         raise ConfigError(settings.missing)
     config = settings.config
@@ -103,7 +103,7 @@ def _refuse_impossible(settings: Settings) -> None:
 
 
 def _find_data(settings: Settings, sweep: SweepFile) -> dict[str, str]:
-    """What lies in the data folder, so that it is looked at once and not for every point."""
+    """What is in the data folder, so that it is inspected once and not for every point."""
     data = settings.config.data
     if data.data_dir is None or sweep.search.keys() & {PRESET, "data", "data-dir"}:
         return {}
@@ -111,7 +111,7 @@ def _find_data(settings: Settings, sweep: SweepFile) -> dict[str, str]:
 
 
 def _name_lines(message: str, sweep: SweepFile, path: Path) -> Iterator[str]:
-    """The reader's problems, each with the line of the sweep's file instead of a flag."""
+    """The reader's problems, each with its line in the sweep's file instead of a flag."""
     first, *others = message.splitlines()
     several = re.fullmatch(r"\d+ problems:", first) is not None
     for problem in [line.strip() for line in others] if several else [message]:
@@ -123,7 +123,7 @@ def _name_lines(message: str, sweep: SweepFile, path: Path) -> Iterator[str]:
 
 
 def _check_scores(settings: Settings, sweep: SweepFile, path: Path) -> Iterator[str]:
-    """A sweep compares scores, and a pruner needs them while a trial trains."""
+    """Problems with scores: a sweep compares them, and a pruner needs them during training."""
     train = settings.config.train
     after = train.validation and train.validation_mode == "after"
     names = ("validation", "validation-mode", "validation-frequency")

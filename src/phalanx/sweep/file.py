@@ -1,4 +1,4 @@
-"""The file of a sweep: read, with every mistake in it reported at once and by its line."""
+"""Reads the file of a sweep; all mistakes in it are reported together, each with its line."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -35,7 +35,7 @@ _RESERVED = {  # options that a sweep sets itself, or that would leave it withou
     "run-dir": "every trial has a folder of its own inside the sweep's; leave it out",
     "training": "a trial that trains nothing has nothing to compare; leave it out",
 }
-_PROBLEMS = {  # what pydantic finds wrong, in our words
+_PROBLEMS = {  # our messages for pydantic's errors
     "literal_error": "expected {choices}, got {written}",
     "int_type": "expected a {number}, got {written}",
     "float_type": "expected a {number}, got {written}",
@@ -51,7 +51,7 @@ _PROBLEMS = {  # what pydantic finds wrong, in our words
 
 
 class SweepFileReader:
-    """Reads a sweep's file; notes where things stand in it and what is wrong with them."""
+    """Reads a sweep's file, and collects the lines of its entries and what is wrong with them."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -59,7 +59,7 @@ class SweepFileReader:
         self._places: dict[str, str] = {}
 
     def read(self) -> SweepFile | None:
-        """The sweep as far as it can be read; None where too much is wrong."""
+        """The sweep as far as it can be read; None if too much is wrong."""
         entries = {entry.key: entry for entry in read_entries(self.path)}
         if PRESET in entries:
             self._places[PRESET] = self._locate(entries[PRESET])
@@ -88,14 +88,14 @@ class SweepFileReader:
 
     @contextmanager
     def _collect_problems(self, entry: YamlEntry) -> Iterator[None]:
-        """A block whose ValueError is a problem of that key."""
+        """Within the block, a ValueError is recorded as a problem of that key."""
         try:
             yield
         except ValueError as error:
             self._complain(entry, str(error))
 
     def _read_mapping(self, entry: YamlEntry) -> list[YamlEntry]:
-        """The keys of a mapping; none, and a problem, where it is no mapping."""
+        """The keys of a mapping; empty, and a problem, if it is not a mapping."""
         try:
             return read_mapping(YamlLoader(""), entry.node, self.path)
         except (ConfigError, yaml.YAMLError) as error:
@@ -103,7 +103,7 @@ class SweepFileReader:
             return []
 
     def _read_settings(self, entries: Mapping[str, YamlEntry]) -> SweepSettings:
-        """The keys with a single value; the default stands in for one that is wrong."""
+        """The keys with a single value; a wrong one is replaced by its default."""
         values = {
             key: entry.node.value if key == PRESET else _read_scalar(entry.node)
             for key, entry in entries.items()
@@ -118,7 +118,7 @@ class SweepFileReader:
         return SweepSettings.model_validate(values)
 
     def _read_options(self, entry: YamlEntry | None) -> dict[str, str]:
-        """What every trial has, as flags take it."""
+        """The options of every trial, as text for flags."""
         options = {}
         for one in self._read_mapping(entry) if entry else ():
             with self._collect_problems(one):
@@ -127,7 +127,7 @@ class SweepFileReader:
         return options
 
     def _find_option(self, entry: YamlEntry) -> str:
-        """The name of the option that a key means; ValueError where it means none."""
+        """The name of the option that a key means; ValueError if it means none."""
         name = SPELLINGS.get(entry.key.replace("_", "-"))
         if name is None:
             raise ValueError(f"no such option; {suggest(entry.key, OPTIONS)}")
@@ -159,7 +159,7 @@ class SweepFileReader:
         return search
 
     def _read_dimension(self, name: str, entry: YamlEntry) -> Dimension | None:
-        """The list or the range of one option; None, and a problem, where something is wrong."""
+        """The list or the range of one option; None, and a problem, if something is wrong."""
         kind = str if name == PRESET else OPTIONS[name].type
         known_problems = len(self.problems)
         keys: dict[str, yaml.Node] = {}
@@ -181,7 +181,7 @@ class SweepFileReader:
             return None
 
     def _read_choices(self, name: str, entry: YamlEntry) -> list[str]:
-        """A list of values as flags take them; one that stands there twice is a problem."""
+        """A list of values as text for flags; a duplicate is a problem."""
         texts: list[str] = []
         values: list[Any] = []
         for node in entry.node.value:
@@ -213,7 +213,7 @@ class SweepFileReader:
 
 
 def _read_scalar(node: yaml.Node) -> Any:
-    """A scalar as YAML understands it; what is none, as it stands there."""
+    """A scalar as YAML reads it; anything else as its source text."""
     if isinstance(node, yaml.ScalarNode):
         with suppress(ValueError, yaml.YAMLError):
             return YamlLoader("").construct_object(node)
@@ -221,22 +221,22 @@ def _read_scalar(node: yaml.Node) -> Any:
 
 
 def _read_text(name: str, node: yaml.Node) -> str:
-    """A value as a flag of that option takes it: as written, where that means the same."""
+    """A value as text for that option's flag: as written, if that means the same."""
     if name == PRESET:
         if not isinstance(node, yaml.ScalarNode):
             raise ValueError("expected a list of presets or files")
         return str(node.value)
     value, text = parse_option_node(name, node), str(node.value)
-    with suppress(ValueError):  # written as only YAML allows, such as 0x10
+    with suppress(ValueError):  # valid only in YAML, such as 0x10
         if parse_option_text(name, text) == value:
             return text
     text = "null" if value is None else str(value).lower() if value is True else str(value)
-    parse_option_text(name, text)  # YAML reads a word where a number is wanted
+    parse_option_text(name, text)  # raises if YAML read a word where a number is expected
     return text
 
 
 def _explain_setting(key: str, detail: ErrorDetails, node: yaml.Node) -> str:
-    """What is wrong with a key of the file, and the way out."""
+    """What is wrong with a key of the file, and how to fix it."""
     if detail["type"] == "extra_forbidden" and key.replace("_", "-") in SPELLINGS:
         return "is an option of `phalanx train`; it belongs under options: or search:"
     if detail["type"] == "extra_forbidden":
@@ -252,7 +252,7 @@ def _explain_setting(key: str, detail: ErrorDetails, node: yaml.Node) -> str:
 def _explain_dimension(
     detail: ErrorDetails, keys: Mapping[str, yaml.Node], *, is_whole: bool
 ) -> str:
-    """What is wrong with a list or a range, and the way out."""
+    """What is wrong with a list or a range, and how to fix it."""
     key = str(detail["loc"][-1]) if len(detail["loc"]) > 1 else ""
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
@@ -265,5 +265,5 @@ def _explain_dimension(
 
 
 def _quote(node: yaml.Node) -> str:
-    """What stands in the file, for a message."""
+    """The text in the file, quoted for a message."""
     return repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or a mapping"

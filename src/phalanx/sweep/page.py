@@ -28,8 +28,8 @@ _MARKS: dict[str, dict[str, Any]] = {
     "pruned": {"facecolors": "none", "edgecolors": TRAIN, "linewidths": 1.1},
     "failed": {"color": INK, "marker": "x", "linewidths": 1.1},
 }
-_SPREAD = 0.15  # of the room between two choices
-_LABEL_LETTERS = 14  # of a choice on an axis
+_SPREAD = 0.15  # of the distance between two choices
+_LABEL_LETTERS = 14  # of a choice's label on an axis
 
 
 def render_page(state: SweepState) -> str:
@@ -82,7 +82,7 @@ def _describe_best(state: SweepState, best: Trial) -> dict[str, str]:
 
 
 def _find_link(state: SweepState, trial: Trial) -> str:
-    """Where a trial can be looked at: its report, else what it printed; empty before it begins."""
+    """A link to a trial: its report, else its output; empty before it starts."""
     run = state.folder / trial.name
     if (run / "report.html").is_file():
         return f"{trial.name}/report.html"
@@ -105,7 +105,7 @@ def plot_trials(state: SweepState) -> str:
 
 
 def _scatter(axes: Any, state: SweepState, find_x: Callable[[Trial], float]) -> None:
-    """The trials by their scores: done are full, pruned hollow, failed crosses at the bad end."""
+    """Draw trials by score: finished filled, pruned hollow, failed as crosses at the bad end."""
     worst_end = 0.03 if state.sweep.wants_highest else 0.97  # a share of the axis
     for outcome, mark in _MARKS.items():
         trials = [trial for trial in state.trials if trial.state == outcome]
@@ -123,7 +123,7 @@ def _scatter(axes: Any, state: SweepState, find_x: Callable[[Trial], float]) -> 
 
 
 def _has_finite_score(trial: Trial) -> bool:
-    """Whether there is a score one can draw."""
+    """Whether a trial has a score that can be drawn."""
     return trial.score is not None and isfinite(trial.score)
 
 
@@ -149,7 +149,7 @@ def find_best_so_far(state: SweepState) -> tuple[list[int], list[float]]:
 
 
 def _plot_curves(state: SweepState) -> str:
-    """Every trial's validations over its epochs; the best trial's stand out."""
+    """Every trial's validations over its epochs; the best trial is highlighted."""
     best = state.best
 
     def paint_trial(axes: Any, trial: Trial, **style: Any) -> None:
@@ -184,13 +184,13 @@ def plot_option(state: SweepState, name: str) -> str:
             _use_log_axis(axes)
         _scatter(axes, state, lambda trial: float(trial.values[name]))
         axes.update_datalim([(end, 0) for end in dimension.ends], updatey=False)
-        axes.autoscale_view()  # all that is searched is in view
+        axes.autoscale_view()  # the whole search range is in view
 
     return draw_svg(paint, label=f"{GOAL_TITLES[state.sweep.goal]} by {name}", size=SMALL)
 
 
 def _use_log_axis(axes: Any) -> None:
-    """Make the horizontal axis logarithmic, with few and plain numbers."""
+    """Make the horizontal axis logarithmic, with few, plain tick labels."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axes.set_xscale("log")
@@ -200,7 +200,7 @@ def _use_log_axis(axes: Any) -> None:
 
 
 def _paint_choices(axes: Any, state: SweepState, name: str, choice: Choice) -> None:
-    """Scores over choices, which stand side by side in the order of the file."""
+    """Draw scores over choices, side by side in file order."""
     offsets = _spread_trials(state.trials, name)
     columns = {text: column for column, text in enumerate(choice.values)}
     _scatter(axes, state, lambda t: columns[str(t.values[name])] + offsets[t.number])
@@ -209,7 +209,7 @@ def _paint_choices(axes: Any, state: SweepState, name: str, choice: Choice) -> N
 
 
 def _spread_trials(trials: Sequence[Trial], name: str) -> dict[int, float]:
-    """A little to the side for each trial, so that equal choices do not hide each other."""
+    """A horizontal jitter for each trial, so that equal choices do not hide each other."""
     offsets: dict[int, float] = {}
     for value in {trial.values[name] for trial in trials}:
         same = [trial.number for trial in trials if trial.values[name] == value]

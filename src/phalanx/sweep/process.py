@@ -1,4 +1,4 @@
-"""A trial as a process of its own: started, watched by its validations, and interrupted."""
+"""A trial as its own process: started, watched through its validations, and interrupted."""
 
 import csv
 import os
@@ -20,12 +20,12 @@ from phalanx.sweep.schema import PLUGIN, SweepFile
 from phalanx.sweep.state import Point, Trial
 
 _POLL_S = 0.1
-_MOST_READ = 20_000  # bytes of what a process printed last
+_MOST_READ = 20_000  # bytes from the end of a process's output
 _ERROR_PREFIX = "phalanx train: "  # of the last message of a command that fails
 
 
 class TrialProcess:
-    """`phalanx train` at work on a trial; when this process is gone, it saves and leaves."""
+    """The `phalanx train` process of a trial; when this process ends, it saves and exits."""
 
     def __init__(self, words: list[str], log: int):
         self._log_start = os.fstat(log).st_size
@@ -45,7 +45,7 @@ class TrialProcess:
         return self._process.pid
 
     def wait(self) -> int | None:
-        """The exit code, if it ends in a moment."""
+        """The exit code, if it ends within a moment."""
         try:
             exit_code = self._process.wait(timeout=_POLL_S)
         except subprocess.TimeoutExpired:
@@ -55,13 +55,13 @@ class TrialProcess:
         return exit_code
 
     def interrupt(self) -> None:
-        """Ask it to stop, as Ctrl-C does: it finishes its step, saves, and leaves."""
+        """Ask it to stop, as Ctrl-C does: it finishes its step, saves, and exits."""
         if not self._is_interrupted:
             self._is_interrupted = True
             self._process.send_signal(signal.SIGINT)
 
     def read_output(self, log: Path) -> str:
-        """What this process wrote into the log, without what others did before it."""
+        """What this process wrote to the log, without the output of earlier ones."""
         return log.read_bytes()[self._log_start :][-_MOST_READ:].decode(errors="replace")
 
     def kill(self) -> None:
@@ -70,12 +70,12 @@ class TrialProcess:
 
 
 def build_command(sweep: SweepFile, trial: Trial, run: Path) -> tuple[list[str], bool]:
-    """The words that train a trial from wherever it stands, and whether they resume it."""
+    """The command that starts or resumes a trial, and whether it resumes."""
     if is_run_folder(run):
         plugin = sweep.flags_for(trial.values).get(PLUGIN)
         return ["train", "--resume", str(run), *([f"--plugin={plugin}"] if plugin else [])], True
     if run.exists():
-        shutil.rmtree(run)  # killed before it was a run
+        shutil.rmtree(run)  # killed before it became a run
     preset = sweep.preset_for(trial.values)
     flags = {**sweep.flags_for(trial.values), "run-dir": str(run)}
     words = [f"--{name}={text}" for name, text in flags.items()]
@@ -83,10 +83,10 @@ def build_command(sweep: SweepFile, trial: Trial, run: Path) -> tuple[list[str],
 
 
 def open_trial_log(folder: Path, trial: Trial, should_stop: Callable[[], bool]) -> int | None:
-    """The file a trial prints into, locked by whoever trains it; None if a stop comes first.
+    """The log file of a trial, locked by the process that trains it; None if a stop comes first.
 
-    The lock travels with the file into the process and is gone when that is. A sweep that was
-    killed leaves a process behind which still holds it: that one is interrupted, too.
+    The process inherits the lock with the file, and releases it when it ends. A sweep that was
+    killed may leave a process behind that still holds it: that one is interrupted, too.
     """
     path = folder / f"{trial.name}.log"
     with disk_errors(path):
@@ -104,19 +104,19 @@ def open_trial_log(folder: Path, trial: Trial, should_stop: Callable[[], bool]) 
 def _interrupt_leftover(trial: Trial, log: Path) -> bool:
     """Interrupt the process that a killed sweep left behind; False where none is known."""
     if trial.process is None:
-        return False  # killed in the very moment it was started: it is waited for
+        return False  # killed at the very moment it was started: wait for it
     host, pid = trial.process
     if host != socket.gethostname():
         raise CheckpointError(
             f"{log}: process {pid} on {host} is still training this trial; stop it there, or wait"
         )
-    with suppress(ProcessLookupError):  # then its own children are about to go
+    with suppress(ProcessLookupError):  # then its children are about to end
         os.kill(pid, signal.SIGINT)
     return True
 
 
 def read_points(run: Path, goal: str) -> list[Point]:
-    """The validations of a run so far, as validation.csv has them; a torn last line is left out."""
+    """The validations of a run so far, from validation.csv, without an incomplete last line."""
     try:
         content = (run / VALIDATION).read_bytes()
     except FileNotFoundError:
@@ -138,7 +138,7 @@ def read_points(run: Path, goal: str) -> list[Point]:
 
 
 def read_total_steps(run: Path) -> int:
-    """How long a run will be."""
+    """The planned number of steps of a run."""
     return int(read_json_object(run / "run.json")["plan"]["total_steps"])
 
 

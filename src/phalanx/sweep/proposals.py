@@ -1,4 +1,4 @@
-"""What optuna decides: which values a trial gets, and whether it is pruned."""
+"""Decisions by optuna: which values a trial gets, and whether it is pruned."""
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
 
-_DRAWS = 50  # until a point is new; the same point again would give the same score
-_REDUCTION = 3  # of the trials that reach a rung, one in so many goes on
+_DRAWS = 50  # attempts to draw a new point; a repeated one would give the same score
+_REDUCTION = 3  # of the trials that reach a rung, one in this many continues
 
 
 def refuse_missing_optuna() -> None:
-    """Raise unless optuna, an extra, is there."""
+    """Raise unless optuna, an extra, is installed."""
     try:
         import optuna  # noqa: F401
     except ImportError:
@@ -33,7 +33,7 @@ def refuse_missing_optuna() -> None:
 
 
 def propose_values(sweep: SweepFile, trials: Sequence[Trial]) -> Values:
-    """The values of the next trial: a function of the file and the trials before it alone."""
+    """The values of the next trial, a pure function of the file and the trials before it."""
     tried = [trial.values for trial in trials]
     if sweep.method != "grid":
         for draw in range(_DRAWS):
@@ -47,7 +47,7 @@ def propose_values(sweep: SweepFile, trials: Sequence[Trial]) -> Values:
 
 def _draw_values(sweep: SweepFile, trials: Sequence[Trial], *, draw: int) -> Values:
     """What the sampler draws for the next trial."""
-    # a seed of its own for every draw, so that a resumed sweep does not repeat its first ones
+    # a separate seed for every draw, so that a resumed sweep does not repeat its first ones
     numbers = (sweep.seed, len(trials), draw)
     seed = int.from_bytes(sha256(repr(numbers).encode()).digest()[:4])
     study = _build_study(sweep, trials, seed=seed)
@@ -59,7 +59,7 @@ def _draw_values(sweep: SweepFile, trials: Sequence[Trial], *, draw: int) -> Val
 
 
 def _build_study(sweep: SweepFile, trials: Iterable[Trial], *, seed: int) -> "optuna.Study":
-    """A study in memory that knows what became of these trials."""
+    """An in-memory study with the results of these trials."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -78,7 +78,7 @@ def _build_study(sweep: SweepFile, trials: Iterable[Trial], *, seed: int) -> "op
 
 
 def _build_pruner(sweep: SweepFile) -> "optuna.pruners.BasePruner":
-    """What stops trials early."""
+    """The pruner, which stops trials early."""
     from optuna import pruners
 
     return {
@@ -93,12 +93,12 @@ def _build_pruner(sweep: SweepFile) -> "optuna.pruners.BasePruner":
 
 
 def _build_distributions(sweep: SweepFile) -> dict[str, "BaseDistribution"]:
-    """What is searched, as optuna has it."""
+    """The search space as optuna's distributions."""
     return {name: _build_distribution(dimension) for name, dimension in sweep.search.items()}
 
 
 def _build_distribution(dimension: Dimension) -> "BaseDistribution":
-    """A range or a list, as optuna has it."""
+    """A range or a list as optuna's distribution."""
     from optuna import distributions as kinds
 
     if not isinstance(dimension, Range):
@@ -112,11 +112,11 @@ def _build_distribution(dimension: Dimension) -> "BaseDistribution":
 def _convert_trial(
     trial: Trial, distributions: dict[str, "BaseDistribution"]
 ) -> "optuna.trial.FrozenTrial":
-    """A finished trial as optuna keeps it."""
+    """A finished trial as optuna's FrozenTrial."""
     from optuna.trial import TrialState, create_trial
 
     diverged = trial.state == "failed" and trial.exit_code == DivergedError.exit_code
-    # diverging is a result: optuna forgets what failed, and would go there again
+    # diverging is a result: optuna ignores failed trials, and would try there again
     state = "pruned" if diverged else trial.state
     states = {"done": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
     scores = {} if diverged else {n: p.score for n, p in enumerate(trial.points, start=1)}
@@ -131,7 +131,7 @@ def _convert_trial(
 
 
 class TrialPruner:
-    """Says after each validation of a trial whether it is to be pruned."""
+    """Decides after each validation of a trial whether to prune it."""
 
     def __init__(self, sweep: SweepFile, earlier: Iterable[Trial], *, values: Values):
         study = _build_study(sweep, earlier, seed=0)
@@ -147,7 +147,7 @@ class TrialPruner:
 
     @property
     def rungs(self) -> dict[str, float]:
-        """What the pruner must know of this trial when it judges later ones."""
+        """What the pruner must know about this trial to judge later ones."""
         attributes = self._study.trials[-1].system_attrs
         return {
             key: value for key, value in attributes.items() if key.startswith("completed_rung_")

@@ -1,4 +1,4 @@
-"""Runs a sweep: trial after trial, each a process, until all are finished or a stop."""
+"""Runs a sweep: trial after trial, each in a process, until all are finished or it is stopped."""
 
 import math
 import os
@@ -51,17 +51,17 @@ from phalanx.sweep.state import (
 from phalanx.sweep.table import describe_progress, describe_trial
 
 _STOPS = (EXIT_STOPPED, EXIT_LEFT_AT_ONCE)
-_SAME_MISTAKE = 3  # trials at the beginning that fail alike: the mistake is in what all have
+_SAME_MISTAKE = 3  # first trials with the same failure: the mistake is in what they share
 _MISTAKES: dict[int, type[UserError]] = {e.exit_code: e for e in (ConfigError, DataError)}
-_LINES_SHOWN = 5  # of what a trial that failed printed last
+_LINES_SHOWN = 5  # from the end of a failed trial's output
 
 
 @dataclass(frozen=True)
 class SweepOutput:
-    """Where a sweep prints to."""
+    """Where a sweep prints."""
 
     print: Callable[[str], None]  # a line that stays
-    show_progress: Callable[[str], None]  # over the last such line
+    show_progress: Callable[[str], None]  # overwrites the last such line
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class _ProcessResult:
 
 
 def run_sweep(folder: Path, sweep: SweepFile, output: SweepOutput) -> SweepState:
-    """All trials of a sweep, from wherever it stands."""
+    """Run all trials of a sweep that are not finished; returns its state."""
     create_sweep_folder(folder)
     with lock_sweep(folder):
         remove_dead_parts(folder)
@@ -88,7 +88,7 @@ def run_sweep(folder: Path, sweep: SweepFile, output: SweepOutput) -> SweepState
 
 
 def _run_trials(state: SweepState, runner: "_TrialRunner") -> SweepState:
-    """The trials that are left, one after the other."""
+    """Run the remaining trials, one after the other."""
     if state.trials and not state.is_finished:
         runner.output.print(
             f"{len(state.finished_trials)} of {state.sweep.trials} trials are finished"
@@ -107,7 +107,7 @@ def _run_trials(state: SweepState, runner: "_TrialRunner") -> SweepState:
 
 
 def _make_stop(state: SweepState) -> Stopped:
-    """What is raised where a signal asked for a stop."""
+    """The exception for a stop by a signal."""
     done, total = len(state.finished_trials), state.sweep.trials
     command = _resume_command(state)
     return Stopped(
@@ -116,12 +116,12 @@ def _make_stop(state: SweepState) -> Stopped:
 
 
 def _resume_command(state: SweepState) -> str:
-    """What goes on with the sweep."""
+    """The command that continues the sweep."""
     return f"phalanx sweep --resume {state.folder}{format_plugin_flag(loaded_plugins())}"
 
 
 def _refuse_common_mistake(state: SweepState) -> None:
-    """Raise where no trial could begin: the mistake is in what all have, and they are forgotten."""
+    """Raise if no trial could start: the mistake is in what all share, and they are removed."""
     first = state.finished_trials
     if len(first) != min(_SAME_MISTAKE, state.sweep.trials):
         return
@@ -132,7 +132,7 @@ def _refuse_common_mistake(state: SweepState) -> None:
 
 
 def lock_sweep(folder: Path) -> AbstractContextManager[int]:
-    """Be the only process that runs this sweep; the lock dies with the process."""
+    """Be the only process that runs this sweep; the lock ends with the process."""
     return file_lock(
         folder / LOCK_FILE,
         lambda: CheckpointError(
@@ -143,24 +143,24 @@ def lock_sweep(folder: Path) -> AbstractContextManager[int]:
 
 
 def _write_page(state: SweepState) -> None:
-    """Write sweep.html as things stand."""
+    """Write sweep.html for the current state."""
     write_atomically(state.folder / PAGE_FILE, render_page(state))
 
 
 class _TrialRunner:
-    """Runs one trial after the other and passes signals on to the one that runs."""
+    """Runs one trial after the other, and forwards signals to the one that is running."""
 
     def __init__(self, output: SweepOutput):
         self.output, self.stop = output, StopRequest()
         self._process: TrialProcess | None = None
 
     def kill(self) -> None:
-        """End the process that trains, at once."""
+        """Kill the training process at once."""
         if self._process is not None:
             self._process.kill()
 
     def run(self, state: SweepState) -> SweepState:
-        """The state once its running trial is finished; Stopped if a signal comes first."""
+        """The state after its running trial has finished; Stopped if a signal comes first."""
         trial = next(trial for trial in state.trials if trial.state == "running")
         monitor = _TrialMonitor(state, trial, self.output)
         log = open_trial_log(state.folder, trial, self.stop)
@@ -173,8 +173,8 @@ class _TrialRunner:
         trial = self._finish_trial(monitor, result)
         state = monitor.state.with_trial(trial)
         if trial.state != "done" and is_run_folder(monitor.run):
-            with suppress(CheckpointError):  # a run that broke may have nothing to report
-                write_report(open_run(monitor.run))  # it has not written one itself
+            with suppress(CheckpointError):  # a broken run may have nothing to report
+                write_report(open_run(monitor.run))  # it did not write one itself
         self.output.print(describe_trial(state, trial))
         if trial.state == "failed" and result is not None:
             lines = [line for line in result.output.splitlines() if line.strip()]
@@ -183,7 +183,7 @@ class _TrialRunner:
         return state
 
     def _train(self, monitor: "_TrialMonitor", log: int) -> _ProcessResult:
-        """Train the trial in a process, to its end; the log's lock goes with that."""
+        """Train the trial in a process to its end; the process holds the log's lock."""
         words, is_resumed = build_command(monitor.state.sweep, monitor.trial, monitor.run)
         self._process = process = TrialProcess(words, log)
         monitor.update_trial(process=(socket.gethostname(), process.pid))
@@ -195,13 +195,13 @@ class _TrialRunner:
             if (monitor.update_points() or self.stop()) and exit_code is None:
                 process.interrupt()
         if is_resumed and exit_code == CheckpointError.exit_code:
-            shutil.rmtree(monitor.run)  # it cannot be resumed: begin it again
+            shutil.rmtree(monitor.run)  # it cannot be resumed: start it again
             monitor.forget_points()
             return self._train(monitor, log)
         return _ProcessResult(exit_code, process.read_output(monitor.log))
 
     def _finish_trial(self, monitor: "_TrialMonitor", result: _ProcessResult | None) -> Trial:
-        """What became of the trial, or Stopped with everything as it is."""
+        """The finished trial, or Stopped with everything left as it is."""
         trial = replace(monitor.trial, process=None, rungs=monitor.pruner.rungs)
         if result is None or monitor.is_pruned:
             return replace(trial, state="pruned", exit_code=result.exit_code if result else None)
@@ -218,7 +218,7 @@ class _TrialRunner:
 
 
 class _TrialMonitor:
-    """Watches a trial by its validations, and keeps the state of the sweep up to date."""
+    """Watches a trial through its validations, and keeps the state of the sweep up to date."""
 
     def __init__(self, state: SweepState, trial: Trial, output: SweepOutput):
         self.state, self.trial, self._output = state, trial, output
@@ -227,20 +227,20 @@ class _TrialMonitor:
         self.forget_points()
 
     def forget_points(self) -> None:
-        """Begin with no validation; those of an earlier process are read from the run again."""
+        """Start without validations; those of an earlier process are read from the run again."""
         self.trial = replace(self.trial, points=())
         self.is_pruned = False
         earlier = self.state.trials[: self.trial.number]
         self.pruner = TrialPruner(self.state.sweep, earlier, values=self.trial.values)
 
     def update_points(self) -> bool:
-        """Take in new validations, and say whether the trial is to be pruned."""
+        """Read new validations; returns whether to prune the trial."""
         newest = self.trial.points[-1].step if self.trial.points else 0
         for point in read_points(self.run, self.state.sweep.goal):
             if point.step > newest and not self.is_pruned:
                 self.update_trial(points=(*self.trial.points, point))
                 self._output.show_progress(describe_progress(self.state, self.trial))
-                # the last validation of a run is its end, and prunes nothing
+                # the last validation of a run is its end: nothing is left to prune
                 is_early = point.step < read_total_steps(self.run)
                 self.is_pruned = self.pruner.should_prune(point.score) and is_early
         return self.is_pruned
@@ -252,7 +252,7 @@ class _TrialMonitor:
 
 
 def _check_score(trial: Trial, sweep: SweepFile) -> Trial:
-    """A trial that came to its end: done, or failed for want of a score."""
+    """A trial that trained to its end: done, or failed for lack of a score."""
     if trial.score is None:
         reason = f"no {sweep.goal} was scored; top5 needs more than five classes"
         return replace(trial, state="failed", exit_code=ConfigError.exit_code, reason=reason)

@@ -18,20 +18,20 @@ from pydantic import (
 from phalanx.catalog.plugins import loaded_plugins
 
 _Value = str | int | float
-Values = dict[str, _Value]  # of one trial, by option; what comes from a list is text
+Values = dict[str, _Value]  # of one trial, by option; values from a list are text
 PRESET = "preset"  # may be searched like an option
 PLUGIN = "plugin"
-_DIGITS = 5  # of a drawn number; more would mean nothing and fill the command line
+_DIGITS = 5  # of a drawn number; more would be meaningless and fill the command line
 
 
 class _Schema(BaseModel):
-    """Values are what they say they are, none is unknown, and none changes."""
+    """Strict types, no unknown keys, immutable."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Range(_Schema):
-    """Numbers from low to high, both among them unless the last step falls short of high."""
+    """Numbers from low to high, both included unless the last step falls short of high."""
 
     low: float
     high: float
@@ -58,19 +58,19 @@ class Range(_Schema):
 
     @property
     def last(self) -> float:
-        """The highest number that is reached."""
+        """The highest number in the range."""
         if self.step is None:
             return self.high
         return float(f"{self.low + self.step * self._count_steps(self.step):.12g}")
 
     @property
     def ends(self) -> tuple[_Value, ...]:
-        """The values that are tried out before anything runs."""
+        """The values that are checked before anything runs."""
         return (self.low, self.last)
 
     @property
     def points(self) -> tuple[_Value, ...] | None:
-        """All its numbers, where they can be counted."""
+        """All its numbers; None if they cannot be counted."""
         if self.step is None:
             return None
         count = self._count_steps(self.step) + 1
@@ -80,17 +80,17 @@ class Range(_Schema):
         return floor((self.high - self.low) / step + 1e-9)
 
     def round_value(self, value: float) -> float:
-        """A drawn number with as many digits as mean something, inside the range."""
+        """A drawn number rounded to meaningful digits, within the range."""
         digits = _DIGITS if self.step is None else 12  # 0.1 + 0.2 is 0.3
         return min(max(float(f"{value:.{digits}g}"), self.low), self.last)
 
     def facts(self) -> dict[str, _Value]:
-        """The range as it stands in a file."""
+        """The range as written in a file."""
         return {**self.model_dump(exclude_defaults=True), "high": self.last}
 
 
 class WholeRange(Range):
-    """A range of an option that takes whole numbers only."""
+    """A range of an option that takes integers only."""
 
     low: int
     high: int
@@ -98,7 +98,7 @@ class WholeRange(Range):
 
     @property
     def last(self) -> int:
-        """The highest number that is reached."""
+        """The highest number in the range."""
         return range(self.low, self.high + 1, self.step or 1)[-1]
 
     @property
@@ -107,7 +107,7 @@ class WholeRange(Range):
         return None if self.log else tuple(range(self.low, self.high + 1, self.step or 1))
 
     def round_value(self, value: float) -> int:
-        """The nearest whole number."""
+        """The nearest integer."""
         return round(value)
 
 
@@ -123,7 +123,7 @@ class Choice(_Schema):
 
     @property
     def ends(self) -> tuple[_Value, ...]:
-        """The values that are tried out before anything runs."""
+        """The values that are checked before anything runs."""
         return self.values
 
     @property
@@ -132,7 +132,7 @@ class Choice(_Schema):
         return self.values
 
     def facts(self) -> list[str]:
-        """The list as it stands in a file."""
+        """The list as written in a file."""
         return list(self.values)
 
 
@@ -156,7 +156,7 @@ class SweepSettings(_Schema):
     prune: Literal["none", "median", "halving"] = "none"
     trials: int = Field(default=0, ge=1)  # 0: as many as there are points
     startup: int = Field(default=5, ge=1)  # trials before tpe and median learn from them
-    grace: int = Field(default=1, ge=1)  # validations that no trial is pruned before
+    grace: int = Field(default=1, ge=1)  # validations before a trial may be pruned
     seed: int = Field(default=0, ge=0)
 
 
@@ -170,11 +170,11 @@ class SweepFile(SweepSettings):
     text: str  # of the file
     options: dict[str, str]  # of every trial, as flags take them
     search: dict[str, Dimension]
-    places: dict[str, str]  # where each option stands: "rates.yaml:4: lr"
+    places: dict[str, str]  # location of each option: "rates.yaml:4: lr"
 
     @property
     def wants_highest(self) -> bool:
-        """Whether a higher score is a better one."""
+        """Whether a higher score is better."""
         return self.goal != "loss"
 
     def preset_for(self, values: Values) -> str | None:
@@ -188,7 +188,7 @@ class SweepFile(SweepSettings):
         return {**allowed, **self.options, **drawn}
 
     def facts(self) -> dict[str, Any]:
-        """What decides the course of the sweep, for JSON and for comparing."""
+        """Everything that determines the sweep, for JSON and for comparison."""
         settings = {key: getattr(self, key) for key in SweepSettings.model_fields}
         search = {name: dimension.facts() for name, dimension in self.search.items()}
         return {PRESET: settings.pop(PRESET), "options": self.options, "search": search, **settings}
@@ -200,19 +200,19 @@ def format_flag(value: _Value) -> str:
 
 
 def count_points(space: Mapping[str, Dimension]) -> int | None:
-    """How many points a space has; None where they cannot be counted."""
+    """How many points a space has; None if they cannot be counted."""
     points = [dimension.points for dimension in space.values()]
     return None if None in points else prod(len(values or ()) for values in points)
 
 
 def iterate_points(space: Mapping[str, Dimension]) -> Iterator[Values]:
-    """Every point of a space that can be counted, the last option moving fastest."""
+    """Every point of a countable space; the last option varies fastest."""
     for point in product(*(dimension.points or () for dimension in space.values())):
         yield dict(zip(space, point, strict=True))
 
 
 def iterate_ends(space: Mapping[str, Dimension]) -> Iterator[Values]:
-    """For every option its ends or choices, the others at their first."""
+    """For every option its ends or choices, with the others at their first."""
     first = {name: dimension.ends[0] for name, dimension in space.items()}
     for name, dimension in space.items():
         yield from ({**first, name: value} for value in dimension.ends)

@@ -1,8 +1,8 @@
 """The state of a sweep: sweep.json, the only file that a resume relies on.
 
-It is written whole or not at all, before and after everything that happens to a trial. Optuna's
-study is made from it anew for each trial, so that a sweep that was killed takes the same course
-as one that was not.
+It is written atomically, before and after every event of a trial. Optuna's study is rebuilt from
+it for each trial, so that a sweep that was killed and resumed takes the same course as one that
+was not.
 """
 
 import csv
@@ -40,21 +40,21 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One run of a sweep and what came of it."""
+    """One run of a sweep and its result."""
 
     number: int
     values: Values
     state: str = "running"  # or done, pruned, failed
-    points: tuple[Point, ...] = ()  # up to where it ended, or was pruned
+    points: tuple[Point, ...] = ()  # until it ended or was pruned
     seconds: float = 0.0
     exit_code: int | None = None
     reason: str = ""  # why it failed
     rungs: dict[str, float] | None = None  # what the pruner remembers of it
-    process: tuple[str, int] | None = None  # host and id of the one that trains it
+    process: tuple[str, int] | None = None  # host and process id of the one that trains it
 
     @property
     def name(self) -> str:
-        """What its folder is called."""
+        """The name of its folder."""
         return f"trial-{self.number:03}"
 
     @property
@@ -64,13 +64,13 @@ class Trial:
 
     @property
     def epochs(self) -> float:
-        """How far it came, by its newest score."""
+        """How far it got, by its newest score."""
         return self.points[-1].epoch if self.points else 0.0
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """What a resume takes from sweep.json."""
+    """What a resume reads from sweep.json."""
 
     name: str
     file: dict[str, Any]
@@ -87,7 +87,7 @@ class SweepState:
 
     @property
     def finished_trials(self) -> tuple[Trial, ...]:
-        """The trials that nothing more happens to."""
+        """The trials that have ended."""
         return tuple(trial for trial in self.trials if trial.state in _FINISHED)
 
     @property
@@ -97,7 +97,7 @@ class SweepState:
 
     @property
     def best(self) -> Trial | None:
-        """The best of the trials that came to their end; of equals the first."""
+        """The best of the trials that are done; the first among equals."""
         done = [trial for trial in self.trials if trial.state == "done"]
         return min(done, key=self._rank, default=None)
 
@@ -108,29 +108,29 @@ class SweepState:
         return -trial.score if self.sweep.wants_highest else trial.score
 
     def sort_trials(self) -> list[Trial]:
-        """The trials, best first; then what was pruned, failed or is still running."""
+        """The trials, best first; then those that were pruned, failed or are still running."""
         order = ("done", "pruned", "running", "failed")
         return sorted(self.trials, key=lambda t: (order.index(t.state), self._rank(t), t.number))
 
     def with_trial(self, trial: Trial) -> "SweepState":
-        """The state with a trial added, or in the place of its older self; on disk, too."""
+        """The state with a trial added or replaced; also on disk."""
         others = [other for other in self.trials if other.number != trial.number]
         trials = tuple(sorted([*others, trial], key=lambda one: one.number))
         return replace(self, trials=trials).write()
 
     def without_trials(self, trials: Sequence[Trial]) -> "SweepState":
-        """The state as if these had never been; on disk, too."""
+        """The state without these trials; also on disk."""
         others = tuple(trial for trial in self.trials if trial not in trials)
         return replace(self, trials=others).write()
 
     def write(self) -> "SweepState":
-        """Put the state on disk; returns it."""
+        """Write the state to disk; returns it."""
         write_atomically(self.folder / _STATE_FILE, to_json(self.facts()))
         write_atomically(self.folder / _TABLE_FILE, self.as_csv())
         return self
 
     def command(self, trial: Trial) -> str:
-        """The command line that repeats a trial alone."""
+        """The command line that repeats a single trial."""
         preset = self.sweep.preset_for(trial.values)
         words = ["phalanx", "train", *([preset] if preset else [])]
         for name, text in self.sweep.flags_for(trial.values).items():
@@ -168,7 +168,7 @@ class SweepState:
 
 
 def _trial_facts(trial: Trial) -> dict[str, Any]:
-    """A trial, for JSON, which has no word for what is not finite."""
+    """A trial, for JSON, which cannot represent non-finite numbers."""
     facts = asdict(trial)
     facts["score"] = json_number(trial.score)
     facts["epochs"] = trial.epochs
@@ -184,7 +184,7 @@ def is_sweep_folder(folder: Path) -> bool:
 
 
 def create_sweep_folder(folder: Path) -> None:
-    """Make a folder that outlives a power cut, unless it holds a sweep; raises where it is used."""
+    """Make a folder durably, unless it holds a sweep; raises if it is used otherwise."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--sweep-dir {folder}: is a file; choose another --sweep-dir")
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
@@ -201,14 +201,14 @@ def create_sweep_folder(folder: Path) -> None:
 
 
 def create_sweep(folder: Path, sweep: SweepFile) -> SweepState:
-    """A new sweep in a folder that is free."""
+    """A new sweep in a free folder."""
     create_sweep_folder(folder)
     write_atomically(folder / _FILE_COPY, sweep.text)
     return SweepState(folder=folder, sweep=sweep).write()
 
 
 def load_sweep(folder: Path, sweep: SweepFile) -> SweepState:
-    """The sweep in a folder, with the file as it is today."""
+    """The sweep in a folder, with the current file."""
     path = folder / _STATE_FILE
     facts = read_json_object(path)
     found = facts.get("format")
@@ -233,7 +233,7 @@ def load_sweep(folder: Path, sweep: SweepFile) -> SweepState:
 
 
 def _refuse_other_file(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    """Trials of one sweep are made alike; only more of them may be asked for."""
+    """Refuse a file in which more has changed than the number of trials, which may only grow."""
     changed = [
         f"{name} was {old}, is {new}"
         for key in now

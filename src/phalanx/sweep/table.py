@@ -11,14 +11,14 @@ _LONGEST = 60  # letters of a reason in a table; sweep.json has all of it
 
 
 def format_score(score: float | None, goal: str) -> str:
-    """A score as a person reads it."""
+    """A score, formatted for reading."""
     if score is None:
         return "-"
     return f"{score:.4f}" if goal == "loss" or not math.isfinite(score) else f"{score:.2%}"
 
 
 def format_interval(trial: Trial) -> str:
-    """The 95 % interval of a score that has one."""
+    """The 95 % interval of a score, if it has one."""
     interval = trial.points[-1].interval95 if trial.points else None
     return "" if interval is None else f"{interval[0]:.2%} to {interval[1]:.2%}"
 
@@ -29,7 +29,7 @@ def describe_values(trial: Trial, separator: str = "  ") -> str:
 
 
 def describe_progress(state: SweepState, trial: Trial) -> str:
-    """How far a trial is."""
+    """The progress of a trial."""
     goal = state.sweep.goal
     score = f"{GOAL_TITLES[goal]} {format_score(trial.score, goal)}"
     return f"{_describe_number(state, trial)}  epoch {trial.epochs:g}  {score}"
@@ -43,7 +43,7 @@ def _describe_number(state: SweepState, trial: Trial) -> str:
 
 
 def describe_trial(state: SweepState, trial: Trial) -> str:
-    """What became of a trial, on a line."""
+    """The result of a trial, in a line."""
     best = state.best
     title = GOAL_TITLES[state.sweep.goal]
     parts = [
@@ -58,7 +58,7 @@ def describe_trial(state: SweepState, trial: Trial) -> str:
 
 
 def shorten(text: str, most: int = _LONGEST) -> str:
-    """As much of a text as there is room for."""
+    """A text, truncated if it is too long."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -83,7 +83,7 @@ def format_trial(state: SweepState, trial: Trial) -> list[str]:
 
 
 def format_table(state: SweepState) -> list[str]:
-    """The trials as lines whose columns line up, best first."""
+    """The trials as lines with aligned columns, best first."""
     trials = state.sort_trials()
     rows = [column_names(state.sweep), *(format_trial(state, trial) for trial in trials)]
     reasons = ["", *(shorten(trial.reason) for trial in trials)]
@@ -113,7 +113,7 @@ def describe_sweep(sweep: SweepFile) -> list[str]:
 
 
 def _describe_dimension(dimension: Dimension) -> str:
-    """What one option is searched through."""
+    """The range or choices of one option."""
     if isinstance(dimension, Choice):
         return ", ".join(dimension.values)
     parts = [f"{format_flag(dimension.low)} to {format_flag(dimension.last)}"]

@@ -1,8 +1,8 @@
-"""TensorBoard's event files: records with checksums, each a small message of protobuf.
+"""TensorBoard's event files: records with checksums, each a small protobuf message.
 
-They are written here because the package that writes them brings seven others and 55 MB, and all
-that is needed is two rules. A record is its length, the length's checksum, the data and the data's
-checksum. A message is a row of fields, each a number and a value.
+They are written here because the package that writes them brings seven others and 55 MB, and only
+two rules are needed. A record is its length, the length's checksum, the data and the data's
+checksum. A message is a sequence of fields, each a number and a value.
 """
 
 import os
@@ -17,10 +17,10 @@ import google_crc32c
 
 _HEAD = struct.Struct("<QI")  # the length of a record and its checksum
 _TAIL = struct.Struct("<I")
-_MASK = 0xA282EAD8  # TFRecord adds it, so that a checksum of checksums is no common value
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # how a field of protobuf is written
-_FLOAT, _STRING = 1, 7  # types of a tensor
-_SUCCESS, _FAILURE = 1, 2  # how a run of the hyperparameters' page ended
+_MASK = 0xA282EAD8  # added by TFRecord: a checksum over checksums would be degenerate
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protobuf
+_FLOAT, _STRING = 1, 7  # tensor dtypes
+_SUCCESS, _FAILURE = 1, 2  # status of a run on the hyperparameters page
 
 
 def _masked_checksum(data: bytes) -> int:
@@ -29,7 +29,7 @@ def _masked_checksum(data: bytes) -> int:
 
 
 def _varint(number: int) -> bytes:
-    """A whole number, seven bits to a byte."""
+    """An integer as a varint, seven bits per byte."""
     number &= 2**64 - 1
     parts = bytearray()
     while number > 0x7F:
@@ -45,13 +45,13 @@ def _field(number: int, value: float | str | bytes, *, single: bool = False) -> 
     if isinstance(value, float):
         kind, layout = (_FIXED32, "<f") if single else (_FIXED64, "<d")
         return _varint(number << 3 | kind) + struct.pack(layout, value)
-    # a folder whose name is no UTF-8 has surrogates in it
+    # a folder name that is not UTF-8 contains surrogates
     data = value.encode(errors="replace") if isinstance(value, str) else value
     return _varint(number << 3 | _BYTES) + _varint(len(data)) + data
 
 
 def _fit_single(value: float) -> float:
-    """The value, or infinity where 32 bits cannot hold it."""
+    """The value, or infinity if float32 cannot hold it."""
     try:
         struct.pack("<f", value)
     except OverflowError:
@@ -75,7 +75,7 @@ def text(tag: str, content: str) -> bytes:
 
 
 def hyperparameters(values: Mapping[str, Any], *, group: str, begin: float) -> bytes:
-    """A summary that tells the hyperparameters' page what a run was started with."""
+    """A summary for the hyperparameters page: what a run was started with."""
     pairs = [(_field(1, name) + _field(2, _struct_value(value))) for name, value in values.items()]
     start = b"".join(_field(1, pair) for pair in pairs)
     start += _field(4, group) + _field(5, begin)
@@ -83,25 +83,25 @@ def hyperparameters(values: Mapping[str, Any], *, group: str, begin: float) -> b
 
 
 def hyperparameters_end(*, is_finished: bool, end: float) -> bytes:
-    """A summary that tells the hyperparameters' page how a run has ended."""
+    """A summary for the hyperparameters page: how a run has ended."""
     status = _field(1, _SUCCESS if is_finished else _FAILURE)
     return _hyperparameter_summary("session_end_info", _field(4, status + _field(2, end)))
 
 
 def _hyperparameter_summary(name: str, content: bytes) -> bytes:
-    """A message of that page, which travels beside a tensor without numbers."""
+    """A message for that page, attached to an empty tensor."""
     tensor = _field(1, _FLOAT) + _field(2, _field(2, b""))
     tag, plugin = f"_hparams_/{name}", _plugin("hparams", content)
     return _field(1, _field(1, tag) + _field(9, plugin) + _field(8, tensor))
 
 
 def _plugin(name: str, content: bytes = b"") -> bytes:
-    """Which page of TensorBoard a summary is for."""
+    """The plugin (page) of TensorBoard that a summary is for."""
     return _field(1, _field(1, name) + (_field(2, content) if content else b""))
 
 
 def _struct_value(value: Any) -> bytes:
-    """A value as google.protobuf.Value has it."""
+    """A value as google.protobuf.Value."""
     if isinstance(value, bool):
         return _field(4, int(value))
     if isinstance(value, int | float):
@@ -110,7 +110,7 @@ def _struct_value(value: Any) -> bytes:
 
 
 class EventFile:
-    """The event file of one run, which goes on where an earlier process has left it."""
+    """The event file of one run, continued where an earlier process ended."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ class EventFile:
         self.add(_field(2, step) + _field(5, summary))
 
     def add(self, content: bytes) -> None:
-        """Append an event, as of now."""
+        """Append an event with the current time."""
         data = _field(1, time.time()) + content
         head = struct.pack("<Q", len(data))
         record = head + _TAIL.pack(_masked_checksum(head)) + data
@@ -147,7 +147,7 @@ class EventFile:
         self._file.close()
 
     def _drop_torn_end(self) -> dict[str, int]:
-        """Cut off what a kill left half-written; the newest step by tag of what remains."""
+        """Cut off a record that a kill left incomplete; returns the newest step by tag."""
         newest: dict[str, int] = {}
         end = 0
         with self.path.open("rb") as file:
@@ -161,7 +161,7 @@ class EventFile:
 
 
 def _read_records(file: BinaryIO) -> Iterator[bytes]:
-    """The records of a file up to the first that is not whole."""
+    """The records of a file up to the first incomplete one."""
     while len(head := file.read(_HEAD.size)) == _HEAD.size:
         length, checksum = _HEAD.unpack(head)
         if _masked_checksum(head[:8]) != checksum:
@@ -185,7 +185,7 @@ def _read_event(data: bytes) -> tuple[int, list[str]]:
 
 
 def _read_fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a message: its number with a whole number or with bytes."""
+    """The fields of a message: each number with an integer or with bytes."""
     place = 0
     while place < len(data):
         key, place = _read_varint(data, place)

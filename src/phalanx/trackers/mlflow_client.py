@@ -11,9 +11,9 @@ from urllib.parse import unquote, urlsplit
 from phalanx.trackers.tracker import END, RunFacts, TrackerState
 
 _STATUSES: dict[END, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-_PARAMS_PER_CALL, _METRICS_PER_CALL = 100, 1000  # as many as a server accepts
+_PARAMS_PER_CALL, _METRICS_PER_CALL = 100, 1000  # limits of the server
 _LONGEST_VALUE = 500  # characters
-_PATIENCE = {  # of its HTTP client, which otherwise tries for many minutes
+_PATIENCE = {  # for its HTTP client, which otherwise retries for many minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
 }
@@ -27,7 +27,7 @@ class MLflow:
         self._client: Any = None
         self._state: TrackerState | None = None
         self._id = ""
-        self._metrics: list[Any] = []  # that wait to be sent
+        self._metrics: list[Any] = []  # waiting to be sent
 
     @property
     def client(self) -> Any:
@@ -37,12 +37,12 @@ class MLflow:
 
     @property
     def state(self) -> TrackerState:
-        """What is remembered, once it is open."""
+        """The stored state, once it is open."""
         assert self._state is not None
         return self._state
 
     def open(self, facts: RunFacts, state: TrackerState) -> str:
-        """Begin the run there, or go on with it."""
+        """Start the run in MLflow, or continue it."""
         for name, value in _PATIENCE.items():
             os.environ.setdefault(name, value)
         from mlflow.tracking import MlflowClient
@@ -66,7 +66,7 @@ class MLflow:
         return f"run {self._id} at {_hide_user(uri).partition('?')[0]}"
 
     def _choose_uri(self, state: TrackerState) -> str:
-        """Where the runs are; a resume finds them again from any folder."""
+        """The address of the runs; a resume finds them from any folder."""
         stored = state.facts.get("uri")
         given = self._options["mlflow-uri"] or stored or os.environ.get("MLFLOW_TRACKING_URI")
         if not given and "id" in state.facts:
@@ -74,7 +74,7 @@ class MLflow:
         return str(given or f"sqlite:///{Path.cwd() / 'mlflow.db'}")
 
     def _is_elsewhere(self, uri: str) -> bool:
-        """Whether the run we know of is not at this address, which another one was before."""
+        """Whether the known run is not at this address, because the address has changed."""
         try:
             self.client.update_run(self.state.facts["id"], status="RUNNING")
         except Exception as failure:
@@ -112,18 +112,18 @@ class MLflow:
         self._metrics += [Metric(name, value, now, step) for name, value in values.items()]
 
     def flush(self) -> None:
-        """Send all numbers that wait; what fails is sent the next time."""
+        """Send all waiting numbers; those that fail are sent the next time."""
         while self._metrics:
             self.client.log_batch(self._id, metrics=self._metrics[:_METRICS_PER_CALL])
             del self._metrics[:_METRICS_PER_CALL]
 
     def close(self, end: END, results: Mapping[str, float]) -> None:
-        """Add what came out, and end the run there."""
+        """Add the results, and end the run in MLflow."""
         steps = str(results.get("result/steps"))
         if results and self.state.facts.get("results") != steps:
             self.log(results, step=int(results["result/steps"]))
             self.flush()
-            self.state.facts["results"] = steps  # `phalanx track` may come again
+            self.state.facts["results"] = steps  # `phalanx track` may be called again
             self.state.save()
         self.client.set_terminated(self._id, status=_STATUSES[end])
 
@@ -134,14 +134,14 @@ def _has_password(uri: str) -> bool:
 
 
 def _hide_user(uri: str) -> str:
-    """An address without the name and the password in it."""
+    """An address without its user name and password."""
     return re.sub(r"(?<=://)[^/?#]*@", "", uri)
 
 
 def _hand_over_password(uri: str) -> str:
-    """The address for the client, which puts the one it was given into its messages.
+    """The address for the client, which repeats it in its messages.
 
-    A server's password goes through the environment instead; a database needs it in the address.
+    A server's password is passed through the environment instead; a database needs it in there.
     """
     parts = urlsplit(uri)
     if parts.scheme not in ("http", "https") or parts.password is None:

@@ -20,14 +20,14 @@ class NewRow:
 
 @dataclass
 class _GrowingTable:
-    """A file of CSV that is read as it grows, whole lines only."""
+    """A CSV file that is read as it grows, complete lines only."""
 
     path: Path
     read_bytes: int = 0
     columns: list[str] = field(default_factory=list)
 
     def read(self) -> Iterator[dict[str, str]]:
-        """The rows since the last time."""
+        """The rows since the last call."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
@@ -44,7 +44,7 @@ class _GrowingTable:
 
 
 class NewRows:
-    """All rows of a run's tables, each given once."""
+    """All rows of a run's tables, each returned once."""
 
     def __init__(self, folder: Path) -> None:
         self._tables = {
@@ -53,7 +53,7 @@ class NewRows:
         self._best = float("-inf")
 
     def read(self) -> list[NewRow]:
-        """The rows since the last time, in the order of their steps."""
+        """The rows since the last call, in order of their steps."""
         rows = [
             self._build_row(name, cells)
             for name, table in self._tables.items()
@@ -62,7 +62,7 @@ class NewRows:
         return sorted(rows, key=lambda row: row.step)
 
     def _build_row(self, table: str, cells: dict[str, str]) -> NewRow:
-        """A row with the names of its table; a score also says what the best one is."""
+        """A row with its tracker names; a score row also contains the best score."""
         values = {
             f"{table}/{name}": float(text)
             for name, text in cells.items()

@@ -1,7 +1,7 @@
-"""The processes that track a run, as the run sees them: started, told of news, and ended.
+"""The processes that track a run, from the run's side: started, notified, and ended.
 
-Nothing here waits while a run trains. A message is written into a pipe, or left out where the pipe
-is full: the tracker finds the numbers in the records all the same.
+Nothing here waits while a run trains. A message is written to a pipe, or dropped if the pipe is
+full: the tracker finds the numbers in the records anyway.
 """
 
 import json
@@ -18,7 +18,7 @@ from phalanx.errors import RanksLost, Stopped
 from phalanx.report.folder import RunFolder
 from phalanx.trackers.tracker import END
 
-_END_S: dict[END, float] = {  # to wait for a tracker; whoever stops a run often has no more time
+_END_S: dict[END, float] = {  # to wait for a tracker; a run being stopped often has no more time
     "finished": 20.0,
     "stopped": 5.0,
     "failed": 5.0,
@@ -37,10 +37,10 @@ class _TrackerProcess:
         self.log = run.path / "trackers" / f"{name}.log"
         self._read = b""
         self._is_lost = False
-        self._last = b""  # the message that ends it, until there is room for it
+        self._last = b""  # the last message, until there is room for it
         self.log.parent.mkdir(exist_ok=True)
         with self.log.open("ab") as log:
-            # a session of its own: Ctrl-C is for the run, which ends its trackers in order
+            # its own session: Ctrl-C is for the run, which ends its trackers in an orderly way
             self._process = subprocess.Popen(
                 [*_WORKER, name, str(run.path), json.dumps(options)],
                 stdin=subprocess.PIPE,
@@ -55,10 +55,10 @@ class _TrackerProcess:
         self.tell({"step": 0, "extras": {}})  # it opens the tracker and looks for old records
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """Send a message, if there is room for it, and pass on what the tracker has to say."""
+        """Send a message, if there is room for it, and print what the tracker reports."""
         line = json.dumps(message).encode() + b"\n"
         try:
-            os.write(self._stdin.fileno(), line)  # whole or not at all: it is short
+            os.write(self._stdin.fileno(), line)  # atomic, because it is short
         except BlockingIOError:
             pass
         except OSError:
@@ -66,7 +66,7 @@ class _TrackerProcess:
         self.pass_notes_on()
 
     def pass_notes_on(self) -> None:
-        """Say what has come from the tracker."""
+        """Print the notes of the tracker."""
         with suppress(BlockingIOError):
             while part := os.read(self._stdout.fileno(), 65536):
                 self._read += part
@@ -75,7 +75,7 @@ class _TrackerProcess:
             self._say(f"{self.name}: {json.loads(line)}")
 
     def _note_loss(self) -> None:
-        """Say once that the process is gone."""
+        """Report once that the process has ended unexpectedly."""
         if not self._is_lost:
             self._is_lost = True
             self._say(
@@ -83,18 +83,18 @@ class _TrackerProcess:
             )
 
     def begin_end(self, end: END, *, seconds: float) -> None:
-        """Tell it that the run has ended, and how long it is waited for."""
+        """Tell it that the run has ended, and how long the run will wait for it."""
         self._last = json.dumps({"end": end, "seconds": seconds}).encode() + b"\n"
         self._send_last()
 
     def _send_last(self) -> None:
-        """Send the end, if there is room for it, and close the pipe behind it."""
+        """Send the last message, if there is room for it, and close the pipe."""
         if not self._last:
             return
         try:
             os.write(self._stdin.fileno(), self._last)
         except BlockingIOError:
-            return  # without the end it would take the run for one that was killed
+            return  # without it, the process would assume that the run was killed
         except OSError:
             self._note_loss()
         self._last = b""
@@ -102,13 +102,13 @@ class _TrackerProcess:
             self._stdin.close()
 
     def is_at_work(self) -> bool:
-        """Whether it still runs, after it was told to end."""
+        """Whether it still runs after it was told to end."""
         self._send_last()
         self.pass_notes_on()
         return self._process.poll() is None
 
     def report(self, *, waited: str) -> bool:
-        """Say what is missing, and how to send it; whether all has arrived."""
+        """Report what is missing and how to send it; returns whether everything has arrived."""
         code = self._process.poll()
         self.pass_notes_on()
         if code is None:
@@ -121,13 +121,13 @@ class _TrackerProcess:
     def _advise(self) -> str:
         """The command that sends the rest."""
         folder = self._run.path / "wandb"
-        # what wandb was handed lies there until it is uploaded; the records are not needed
+        # wandb keeps what it was given until it is uploaded; the records are not needed
         if self.name == "wandb" and any(folder.glob("*run-*")):
             return f"wandb sync {folder}/*run-*"
         return f"phalanx track {self._run.path} --{self.name}"
 
     def close(self) -> None:
-        """End it at once if it still runs, with all that it started."""
+        """Kill it if it still runs, with everything it started."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -140,13 +140,13 @@ class Trackers:
     """All trackers of one run; without any, every method does nothing."""
 
     def __init__(self, read_extras: Callable[[], Mapping[str, float]] = dict) -> None:
-        self._read_extras = read_extras  # what no record holds
+        self._read_extras = read_extras  # numbers that are in no record
         self._processes: list[_TrackerProcess] = []
 
     def start(
         self, run: RunFolder, chosen: Mapping[str, Mapping[str, Any]], say: Callable[[str], None]
     ) -> bool:
-        """Start a process for each tracker; whether all started: one that cannot is told."""
+        """Start a process for each tracker; returns whether all started, and reports failures."""
         for name, options in chosen.items():
             try:
                 self._processes.append(_TrackerProcess(run, name, options, say))
@@ -155,16 +155,16 @@ class Trackers:
         return len(self._processes) == len(chosen)
 
     def notify(self, step: int) -> None:
-        """Tell that the records have news of a step."""
+        """Notify the trackers that the records have news of a step."""
         if self._processes:
             message = {"step": step, "extras": self._read_extras()}
             for process in self._processes:
                 process.tell(message)
 
     def end(self, end: END, *, patience_s: float | None = None) -> bool:
-        """End all of them, waiting no longer than is reasonable; whether all has arrived.
+        """End all of them with a limited wait; returns whether everything has arrived.
 
-        A signal ends the wait. Where all else is done, it does not change how the run has ended.
+        A signal ends the wait. If everything else is done, it does not change how the run ended.
         """
         seconds = _END_S[end] if patience_s is None else patience_s
         until = monotonic() + seconds
@@ -192,7 +192,7 @@ def tracking(
     chosen: Mapping[str, Mapping[str, Any]],
     say: Callable[[str], None],
 ) -> Iterator[None]:
-    """A block whose run is tracked; how it is left says how the run has ended."""
+    """Within the block the run is tracked; the way it is left says how the run has ended."""
     trackers.start(run, chosen, say)
     end: END = "failed"
     try:

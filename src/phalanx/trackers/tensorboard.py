@@ -13,7 +13,7 @@ from phalanx.trackers.event_file import (
 )
 from phalanx.trackers.tracker import END, RunFacts, TrackerState
 
-# results that runs are compared by, as columns of the hyperparameters' page; the others are a text
+# results by which runs are compared: columns of the hyperparameters page; the others are a text
 _COMPARED = ("result/best/top1", "result/top1", "result/images_per_second")
 
 
@@ -30,9 +30,9 @@ class TensorBoard:
         return self._events
 
     def open(self, facts: RunFacts, state: TrackerState) -> str:
-        """Begin the run's event file, or go on with it."""
+        """Create the run's event file, or continue it."""
         self._events = EventFile(facts.folder / "tensorboard")
-        # the file itself knows best what it holds
+        # the file itself is the authority on what it holds
         state.told = {}
         for tag, step in self.events.newest.items():
             table = tag.partition("/")[0]
@@ -50,22 +50,22 @@ class TensorBoard:
         self.events.add_summary(scalars(values), step=step)
 
     def flush(self) -> None:
-        """Let TensorBoard see them."""
+        """Make them visible to TensorBoard."""
         self.events.flush()
 
     def close(self, end: END, results: Mapping[str, float]) -> None:
-        """Add what came out, and how the run ended."""
+        """Add the results, and how the run ended."""
         if results and "results" not in self.events.newest:
             shown = {name: value for name, value in results.items() if name in _COMPARED}
             self.events.add_summary(scalars(shown), step=int(results["result/steps"]))
             self.events.add_summary(text("results", _write_table(results)))
-        if end != "stopped":  # a stopped run goes on
+        if end != "stopped":  # a stopped run will be continued
             ended = hyperparameters_end(is_finished=end == "finished", end=time.time())
             self.events.add_summary(ended)
         self.events.close()
 
 
 def _write_table(values: Mapping[str, Any]) -> str:
-    """A table in Markdown."""
+    """A Markdown table."""
     rows = "\n".join(f"| {name} | `{value}` |" for name, value in values.items())
     return f"| name | value |\n|---|---|\n{rows}"

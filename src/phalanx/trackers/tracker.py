@@ -1,4 +1,4 @@
-"""What all trackers have in common."""
+"""The interface of all trackers, and what they know about a run."""
 
 import json
 from collections.abc import Mapping
@@ -15,25 +15,25 @@ from phalanx.report.folder import RunFolder, read_json_object, to_json
 
 END = Literal["finished", "stopped", "failed"]
 _NO_HYPERPARAMETERS = {n for n, o in OPTIONS.items() if o.section in ("run", "trackers")}
-_SWEEP_FILE = "sweep.json"  # in the folder that a sweep keeps its trials in
+_SWEEP_FILE = "sweep.json"  # in the folder of a sweep's trials
 
 
 @dataclass
 class TrackerState:
-    """What a tracker remembers from process to process, in trackers/NAME.json of the run."""
+    """The state that a tracker keeps between processes, in trackers/NAME.json of the run."""
 
     path: Path
-    told: dict[str, int] = field(default_factory=dict)  # by table of rows, the newest step
-    facts: dict[str, str] = field(default_factory=dict)  # the id of the run there, for one
+    told: dict[str, int] = field(default_factory=dict)  # the newest step logged, by table
+    facts: dict[str, str] = field(default_factory=dict)  # such as the id of the tracker's run
 
     def save(self) -> None:
-        """Write it, whole or not at all."""
+        """Write it atomically."""
         self.path.parent.mkdir(exist_ok=True)
         write_atomically(self.path, to_json({"told": self.told, **self.facts}))
 
 
 def load_state(run: RunFolder, tracker: str) -> TrackerState:
-    """What the tracker remembers of a run; nothing where it is new, or its file is damaged."""
+    """The tracker's state for a run; empty if it is new or its file is damaged."""
     state = TrackerState(run.path / "trackers" / f"{tracker}.json")
     with suppress(OSError, ValueError, AttributeError, TypeError, LookupError):
         saved = json.loads(state.path.read_text(encoding="utf-8"))
@@ -44,17 +44,17 @@ def load_state(run: RunFolder, tracker: str) -> TrackerState:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What is known of a run before its first step."""
+    """What is known about a run before its first step."""
 
     name: str
     folder: Path  # absolute
     command: str
     options: dict[str, Any]  # all, by the names of their flags
-    chosen: dict[str, Any]  # hyperparameters that a preset, a file or a flag has set
-    group: str | None  # the sweep it is a trial of
+    chosen: dict[str, Any]  # hyperparameters set by a preset, a file or a flag
+    group: str | None  # the sweep of which it is a trial
 
     def describe(self) -> dict[str, str]:
-        """Where the run lies and what started it, as texts."""
+        """The run's folder and the command that started it, as strings."""
         return {"run_folder": str(self.folder), "command": self.command}
 
 
@@ -92,16 +92,16 @@ def read_results(run: RunFolder) -> dict[str, float]:
 
 
 class Tracker(Protocol):
-    """One tracker; its methods may raise whatever they like, and take as long."""
+    """One tracker; its methods may raise any exception, and take any time."""
 
     def open(self, facts: RunFacts, state: TrackerState) -> str:
-        """Begin a run there, or go on with it; where to look, for a person to read."""
+        """Start or continue the tracker's run; returns where the user can look at it."""
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
-        """Take numbers of one step."""
+        """Log the numbers of one step."""
 
     def flush(self) -> None:
-        """See that what was logged is there, as far as that goes without waiting."""
+        """Send what was logged, as far as that is possible without waiting."""
 
     def close(self, end: END, results: Mapping[str, float]) -> None:
-        """End the run there."""
+        """End the tracker's run."""

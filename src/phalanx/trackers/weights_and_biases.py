@@ -1,4 +1,4 @@
-"""Weights & Biases: one run there for one run here, however often it is resumed."""
+"""Weights & Biases: one wandb run per run, however often it is resumed."""
 
 import netrc
 import os
@@ -13,12 +13,12 @@ from urllib.request import urlopen
 from phalanx.trackers.tracker import END, RunFacts, TrackerState
 
 _SERVER = "https://api.wandb.ai"
-_ANSWER_S, _CONNECT_S = 5.0, 10.0  # to wait for an answer, and for a run, before recording offline
+_ANSWER_S, _CONNECT_S = 5.0, 10.0  # to wait for an answer, and for a run, before going offline
 _EXIT_CODES: dict[END, int] = {"finished": 0, "stopped": 1, "failed": 1}
 
 
 class WeightsAndBiases:
-    """A run at Weights & Biases, or one on disk that `wandb sync` uploads later."""
+    """A run on a wandb server, or an offline one that `wandb sync` uploads later."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = options
@@ -32,7 +32,7 @@ class WeightsAndBiases:
         return self._opened
 
     def open(self, facts: RunFacts, state: TrackerState) -> str:
-        """Begin the run there, or go on with it; offline where there is no answer."""
+        """Start or continue the wandb run; offline if there is no answer."""
         self._facts = state.facts
         state.facts.setdefault("id", secrets.token_hex(4))
         state.save()  # the id is kept even if nothing else is
@@ -42,7 +42,7 @@ class WeightsAndBiases:
             if mode == "online":
                 _reach_server()
             self._opened = self._init(facts, state, mode)
-        except Exception as failure:  # whatever it is, the numbers can be kept
+        except Exception as failure:  # whatever it is, the numbers can be recorded offline
             if mode == "offline":
                 raise
             notes.append(f"cannot go online ({_first_line(failure)})")
@@ -54,19 +54,19 @@ class WeightsAndBiases:
             return self.run.url
         if mode == "disabled":
             return "is switched off by WANDB_MODE"
-        # all folders of this run: each process that records offline makes one of its own
+        # all folders of this run: each process that records offline creates its own
         where = facts.folder / "wandb" / f"offline-run-*-{state.facts['id']}"
         return "; ".join([*notes, f"recorded offline; upload it with: wandb sync {where}"])
 
     def _choose_mode(self) -> str:
-        """The mode that was asked for; online by itself only where there is an API key."""
+        """The mode that was asked for; by default online only if there is an API key."""
         mode = str(self._options["wandb-mode"])
         if mode != "auto":
             return mode
         return os.environ.get("WANDB_MODE") or ("online" if _has_api_key() else "offline")
 
     def _init(self, facts: RunFacts, state: TrackerState, mode: str) -> Any:
-        # reports of its own errors go nowhere unless somebody wants them to
+        # wandb's own error reporting is off unless it is asked for
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
@@ -84,7 +84,7 @@ class WeightsAndBiases:
             config={**facts.options, **facts.describe()},
             allow_val_change=True,  # a resume may change some options
             settings=wandb.Settings(
-                console="off",  # this process prints nothing of interest
+                console="off",  # this process prints nothing worth recording
                 init_timeout=_CONNECT_S,
                 login_timeout=_CONNECT_S,
                 program="phalanx train",
@@ -96,22 +96,22 @@ class WeightsAndBiases:
     def log(self, values: Mapping[str, float], *, step: int) -> None:
         """Add the numbers of a step.
 
-        The step is a number among others, and the axis of all: that of wandb itself cannot go
-        back, which scores of earlier checkpoints do. It counts rows instead, over all processes
-        of the run: files that were recorded offline are put together by it. The epoch has one
-        name in all rows, so that it can be the axis, too.
+        The step is an ordinary metric, and the x axis of all others: wandb's own step cannot go
+        back, as scores of earlier checkpoints do. wandb's step counts rows instead, over all
+        processes of the run, so that files recorded offline can be merged. The epoch has the same
+        name in all rows, so that it can be the x axis, too.
         """
         epochs = [value for name, value in values.items() if name.endswith("/epoch")]
         row = max(int(self._facts.get("rows", 0)), self.run.step)
-        # commit: otherwise a row waits for the next one, and the newest is never there
+        # commit: otherwise a row waits for the next one, and the newest is never visible
         self.run.log({**values, "epoch": epochs[0], "step": step}, step=row, commit=True)
         self._facts["rows"] = str(row + 1)
 
     def flush(self) -> None:
-        """Nothing to do: its own process uploads all the time."""
+        """Nothing to do: wandb's own process uploads continuously."""
 
     def close(self, end: END, results: Mapping[str, float]) -> None:
-        """Add what came out, and end the run there."""
+        """Add the results, and end the wandb run."""
         self.run.summary.update(dict(results))
         if end == "stopped":
             self.run.mark_preempting()
@@ -124,13 +124,13 @@ def _find_server() -> str:
 
 
 def _reach_server() -> None:
-    """Raise where nobody answers: wandb itself tries for as long as it is allowed."""
-    with suppress(HTTPError):  # an answer is an answer
+    """Raise if the server does not answer: wandb itself would use all of its timeout."""
+    with suppress(HTTPError):  # an error status is an answer, too
         urlopen(_find_server(), timeout=_ANSWER_S).close()
 
 
 def _forget_attempt() -> None:
-    """End wandb's own process, which still tries to go online and holds the run's id."""
+    """End wandb's own process, which still tries to connect and holds the run's id."""
     import wandb
 
     wandb.teardown(exit_code=1)
@@ -147,5 +147,5 @@ def _has_api_key() -> bool:
 
 
 def _first_line(failure: Exception) -> str:
-    """What went wrong, in a line."""
+    """The first line of a failure's message."""
     return (str(failure).strip() or type(failure).__name__).splitlines()[0]

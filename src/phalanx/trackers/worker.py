@@ -1,8 +1,8 @@
-"""The process of one tracker: reads the records of a run as they grow, and hands on what is new.
+"""The process of one tracker: reads the records of a run as they grow, and logs what is new.
 
-Standard input brings a line of JSON for every log point and score, and closes with the run; the
-lines say that there is something to read, and hold what the records do not. Standard output takes
-notes for the person who watches. All else that a tracker's package prints, and what failed, goes to
+Standard input receives a line of JSON for every log point and score, and closes with the run; the
+lines say that there is something to read, and hold what the records do not. Standard output is for
+notes to the user. Everything else that a tracker's package prints, and failures, go to
 trackers/NAME.log.
 """
 
@@ -33,17 +33,17 @@ _TRACKERS: dict[str, Callable[[Mapping[str, Any]], Tracker]] = {
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
 }
-_RETRY_S = 10.0  # after a failure, until the tracker is tried again
-_SAVE_S = 1.0  # between two writes of what has been told
-_ALONE_S = 60.0  # to finish, where the run is gone without a word
-_GRACE_S = 5.0  # more than whoever started us waits
+_RETRY_S = 10.0  # after a failure, before the tracker is tried again
+_SAVE_S = 1.0  # between two writes of the state
+_ALONE_S = 60.0  # to finish, if the run has ended without a message
+_GRACE_S = 5.0  # longer than our parent waits
 _REASON_SHOWN = 200  # characters; the log has all of it
 _PIPE_BYTES = 65_536
 _NICENESS = 10  # the run comes first
 
 
 class _TrackedRun:
-    """A tracker at work on a run; what fails is noted once, and tried again."""
+    """A tracker of one run; a failure is reported once, and the work is retried."""
 
     def __init__(
         self, tracker: Tracker, run: RunFolder, name: str, *, say: Callable[[str], None]
@@ -51,33 +51,33 @@ class _TrackedRun:
         self._tracker, self._run, self._say = tracker, run, say
         self._state = load_state(run, name)
         self._new_rows, self._waiting = NewRows(run.path), deque[NewRow]()
-        self._extras: dict[int, dict[str, float]] = {}  # by step, until its row comes
+        self._extras: dict[int, dict[str, float]] = {}  # by step, until its row arrives
         self._is_open = self._has_failed = False
-        self._newest = 0  # step that a message has named
+        self._newest = 0  # the newest step named by a message
         self._retry_at = self._save_at = 0.0
 
     def add_extras(self, extras: Mapping[str, float], *, step: int) -> None:
-        """Take numbers of a step that are in no record."""
+        """Keep numbers of a step that are in no record."""
         self._extras.setdefault(step, dict(extras))
         self._newest = max(step, self._newest)
 
     def update(self) -> None:
-        """Hand on what is new, unless the tracker has failed a moment ago.
+        """Log what is new, unless the tracker has just failed.
 
-        A row waits for the message of its step, which may be a moment later than the row.
+        A row waits for the message of its step, which may arrive a moment later.
         """
         if monotonic() >= self._retry_at:
             self._attempt(lambda: self._hand_on(self._newest))
 
     def end(self, end: END) -> bool:
-        """Hand on the rest and end the run there; whether all of it arrived."""
+        """Log the rest and end the tracker's run; returns whether everything arrived."""
         told = self._attempt(lambda: self._hand_on(sys.maxsize))
-        # saved before a server is asked to end the run, which may take longer than we have
+        # saved before the server is asked to end the run, which may take longer than we have
         saved = told and self._attempt(self._state.save)
         return saved and self._attempt(lambda: self._close(end))
 
     def _attempt(self, work: Callable[[], None]) -> bool:
-        """Whether a piece of work was done; the first failure is told."""
+        """Try a piece of work; returns whether it succeeded. The first failure is reported."""
         try:
             work()
         except (Exception, SystemExit) as failure:  # noqa: BLE001 - of a package that is not ours
@@ -99,7 +99,7 @@ class _TrackedRun:
         self._waiting += self._new_rows.read()
         while self._waiting and self._waiting[0].step <= last_step:
             row = self._waiting[0]
-            # a resumed run comes by steps that were told before: they repeat bit for bit
+            # a resumed run repeats steps that were logged before, bit for bit
             if row.step > self._state.told.get(row.table, -1):
                 extras = self._extras.pop(row.step, {}) if row.table == "train" else {}
                 self._tracker.log({**row.values, **extras}, step=row.step)
@@ -116,9 +116,9 @@ class _TrackedRun:
 
 
 def _read_messages(pipe: int) -> Iterator[list[dict[str, Any]]]:
-    """Messages as they come, all that are there at a time, until the other end is closed.
+    """Messages as they arrive, all available ones at a time, until the other end is closed.
 
-    None for a while is an empty list: what has failed is tried again without a message, too.
+    After a while without messages, an empty list: failed work is retried without messages, too.
     """
     torn = b""
     while True:
@@ -134,7 +134,7 @@ def _read_messages(pipe: int) -> Iterator[list[dict[str, Any]]]:
 
 
 def _follow(tracked: _TrackedRun, arriving: Iterator[list[dict[str, Any]]]) -> bool:
-    """Serve messages until the run ends; whether the tracker got everything."""
+    """Process messages until the run ends; returns whether the tracker got everything."""
     end: END = "failed"
     patience_s = _ALONE_S
     for messages in arriving:
@@ -151,10 +151,10 @@ def _follow(tracked: _TrackedRun, arriving: Iterator[list[dict[str, Any]]]) -> b
 
 
 def _wait_for_predecessor(run: RunFolder, name: str, say: Callable[[str], None]) -> int:
-    """Be the only process of this tracker and run; the lock dies with the process.
+    """Be the only process of this tracker and run; the lock ends with the process.
 
-    A run that was killed leaves one behind that still tells what was recorded. Two of them would
-    both tell it.
+    A run that was killed leaves a process behind that still logs what was recorded. Two of them
+    would both log it.
     """
     path = run.path / "trackers" / f"{name}.lock"
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -168,7 +168,7 @@ def _wait_for_predecessor(run: RunFolder, name: str, say: Callable[[str], None])
 
 def _main(name: str, folder: str, options: str) -> int:
     """Track a run; options: the tracker's own, as JSON."""
-    # whoever stops the run closes our input; a signal to all processes must not cut us short
+    # the end of the run closes our input; a signal to all processes must not cut us short
     for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(stop, signal.SIG_IGN)
     os.nice(_NICENESS)
@@ -176,7 +176,7 @@ def _main(name: str, folder: str, options: str) -> int:
     os.dup2(2, 1)
 
     def say(note: str) -> None:
-        with suppress(OSError):  # a run that was killed listens no more, and is told all the same
+        with suppress(OSError):  # a run that was killed no longer reads our notes
             os.write(notes, json.dumps(note).encode() + b"\n")
 
     tracker, run = _TRACKERS[name](json.loads(options)), RunFolder(Path(folder))
