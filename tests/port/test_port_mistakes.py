@@ -21,6 +21,16 @@ TRAIN = "python train.py --model resnet --dataset imagenet"
         ([f"{TRAIN} --batch-size"], "--batch-size: expected a value after it"),
         ([f"{TRAIN} --batch-size --pipeline"], "--batch-size: expected a value after it"),
         ([f"{TRAIN} --batch-size four"], "--batch-size: expected a whole number, got 'four'"),
+        ([f"{TRAIN} --batch-size 0"], "--batch-size: expected a whole number of at least 1, got 0"),
+        ([f"{TRAIN} --batch-size 1e9"], "--batch-size: expected a whole number, got '1e9'"),
+        ([f"{TRAIN} --abs-learning-rate 0"], "--abs-learning-rate: expected a number above 0, "
+                                             "got 0"),
+        ([f"{TRAIN} --base-learning-rate 1e9"], "--base-learning-rate: expected a number of at "
+                                                "most 100, got 1e9"),
+        ([f"{TRAIN} --weight-avg-N 2 1/0"], "--weight-avg-N: expected a whole number, got '1/0'"),
+        (["--dialect", "tf2", "python train.py --optimizer rmsprop --optimizer-params "
+          "'{momentum: 0.9, base_decay_exponent: 1e9, epsilon: 1}'"],
+         "--optimizer-params: base_decay_exponent: expected a number of at most 100, got 1e9"),
         ([f"{TRAIN} --pipeline=yes"], "--pipeline=yes: takes no value; write --pipeline"),
         ([f"{TRAIN} --optimiser adam"], "--optimiser adam: the old program has no such choice; it "
                                         "was SGD, momentum, RMSprop or LARS"),

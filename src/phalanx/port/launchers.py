@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from phalanx.dialects.numbers import COUNT, POSITIVE, WHOLE
 from phalanx.dialects.table import (
     Effect,
     GivenOption,
@@ -17,6 +18,7 @@ from phalanx.dialects.table import (
     OldOption,
     OldValues,
     computed,
+    count_row,
     elsewhere,
     nothing,
     renamed,
@@ -156,16 +158,16 @@ def _name_hosts(text: str, values: OldValues) -> Effect:
 
 _HOSTS = computed(_name_hosts, "--host of phalanx launch")
 _POPRUN = (
-    OldOption("num-replicas", computed(_count_replicas, "--replicas"), type="whole"),
+    count_row("num-replicas", computed(_count_replicas, "--replicas")),
     OldOption(
         "num-instances",
         elsewhere("every device has a process of its own; workers feed each of them"),
-        type="whole",
+        number=COUNT,
     ),
     OldOption(
         "ipus-per-replica",
         computed(_count_devices, "--devices-per-replica of phalanx launch"),
-        type="whole",
+        number=COUNT,
         lacks_value=True,
     ),
     OldOption("host", _HOSTS, aliases=("hosts", "H")),
@@ -173,8 +175,8 @@ _POPRUN = (
     OldOption("mpi-local-args", computed(_read_mpi_args, "-x, --tag-output of phalanx launch")),
     OldOption("mpi-global-args", computed(_read_mpi_args, "--interface of phalanx launch")),
     OldOption("executable-cache-path", renamed("model-cache-path", why=_CACHE_WHY)),
-    OldOption("vipu-server-timeout", renamed("rank-timeout", why=_TIMEOUT_WHY), type="number"),
-    OldOption("only-output-from-instance", elsewhere(_NO_PRINT), type="whole"),
+    OldOption("vipu-server-timeout", renamed("rank-timeout", why=_TIMEOUT_WHY), number=POSITIVE),
+    OldOption("only-output-from-instance", elsewhere(_NO_PRINT), number=WHOLE),
     OldOption("offline-mode", nothing("nothing is compiled ahead for a device that is not there")),
     OldOption(
         "print-topology", elsewhere("`phalanx plan` shows who runs what, and --dry-run the lines")
@@ -210,7 +212,7 @@ def _count_processes(text: str, values: OldValues) -> Effect:
 _PLACED = "the operating system places processes"
 _MPIRUN = (
     OldOption("H", _HOSTS, aliases=("host", "hosts")),
-    OldOption("np", computed(_count_processes, "--replicas"), aliases=("n", "c"), type="whole"),
+    OldOption("np", computed(_count_processes, "--replicas"), aliases=("n", "c"), number=COUNT),
     OldOption("x", computed(_read_one_variable, "-x of phalanx launch")),
     OldOption("tag-output", computed(_tag_output, "--tag-output of phalanx launch"), takes="flag"),
     OldOption("bind-to", elsewhere(_PLACED)),
