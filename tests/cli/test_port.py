@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from phalanx.cli.main import main
+from small_layouts import write_classes
 
 OLD = "python train.py --model resnet --model-size 20 --dataset cifar-10 --epochs 20"
 TINY = [
@@ -153,3 +154,19 @@ def test_a_warning_never_breaks_the_name_of_an_option(capsys):
     assert main(["port", "--", "python", "resnet_main.py", "--size", "x50", "--pipeline"]) == 0
     told = capsys.readouterr()
     assert "--num-ipus" in told.out + told.err
+
+
+def test_steps_are_counted_by_the_images_that_are_here(capsys, tmp_path):
+    """Not by the published number of ImageNet's, whose warm-up would outlast this run."""
+    for split in ("train", "val"):
+        write_classes(tmp_path / "imagenet" / split, 4)
+    old = "python train.py --dataset imagenet --model-size 18 --batch-size 4"
+    answer = port(capsys, f"{old} --data-dir imagenet")
+    images = answer["plan"]["train_images"]
+    assert 0 < images < 100
+    assert answer["decided"]["warmup-epoch"] == f"{5 * images // 4}st"
+    assert answer["problem"] is None
+    assert port(capsys, f"{old} --data-dir none")["decided"]["warmup-epoch"] == "1601458st"
+    entry = {"model": "resnet", "dataset": "imagenet", "data_dir": "imagenet", "batch_size": 4}
+    (tmp_path / "c.yml").write_text(yaml.safe_dump({"mine": entry}))
+    assert port(capsys, "--configs", "c.yml")["decided"]["warmup-epoch"] == f"{5 * images // 4}st"

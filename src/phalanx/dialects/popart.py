@@ -175,7 +175,7 @@ def _say_rate(text: str, values: OldValues) -> Effect:
 
 def _say_log_interval(text: str, values: OldValues) -> Effect:
     """Calls of the device between two log points as a rate."""
-    images = DATASETS[_find_data(values)].train_images
+    images = values.images or DATASETS[_find_data(values)].train_images
     assert images is not None
     own, count = _share_batch(values)
     interval = max(1, int(text)) * max(1, values.whole("batches-per-step", 250))

@@ -225,10 +225,12 @@ class OldValues:
         kind: str = "train",
         launch: LaunchFacts | None = None,
         environment: Mapping[str, str] | None = None,
+        images: int | None = None,
     ) -> None:
         self.kind = kind  # of the script: train, validate, ...
         self.launch = launch or LaunchFacts()
         self.environment = environment or {}
+        self.images = images  # to train with, where they are here; else published counts hold
         self.config = config
         self.given = given
         self._options = {option.name: option for option in options}

@@ -126,8 +126,8 @@ def say_global_batch(text: str, values: OldValues) -> Effect:
 
 
 def _count_images(values: OldValues) -> int:
-    """The training images of the dataset."""
-    images = DATASETS[find_data(values)].train_images
+    """The training images: those that are here, or as many as the dataset is published with."""
+    images = values.images or DATASETS[find_data(values)].train_images
     assert images is not None
     return images
 

@@ -92,31 +92,40 @@ def port_line(
     dialect: str | None = None,
     overrides: Mapping[str, str] | None = None,
     local: bool = False,
+    images: int | None = None,
 ) -> Ported:
     """The answer for one command; ConfigError for what no dialect can mean.
 
-    overrides: options of ours that are laid over the result. local: without hosts.
+    overrides: options of ours that are laid over the result. local: without hosts. images: those
+    to train with, where they are here.
     """
     old = read_old_command(line.words, line.environment)
     chosen = choose_script(old, dialect)
     if chosen.matched.problems:
         raise join_problems(chosen.matched.problems)
-    port = _read_values(old, chosen)
+    port = _read_values(old, chosen, images)
     port.warnings += [f"{text}: was left out" for text in line.left_out]
     answer = _answer(port, options_of, overrides or {}, local=local)
     return replace(answer, old=" ".join(map(quote_word, line.words)))
 
 
 def port_entry(
-    name: str, chosen: ChosenScript, options_of: _OptionsOf, overrides: Mapping[str, str]
+    name: str,
+    chosen: ChosenScript,
+    options_of: _OptionsOf,
+    *,
+    overrides: Mapping[str, str],
+    images: int | None = None,
 ) -> Ported:
     """The answer for an entry of a configs.yml, whose keys were matched with a script's options.
 
-    overrides: options of ours that are laid over the result.
+    overrides: options of ours that are laid over the result. images: those to train with, where
+    they are here.
     """
     config = _to_values([one for one in chosen.matched.given if one.values])
     _refuse_rivals(chosen, config)
-    values = OldValues(chosen.script.options, {}, config, launch=_add_stages(LaunchFacts(), config))
+    facts = _add_stages(LaunchFacts(), config)
+    values = OldValues(chosen.script.options, {}, config, launch=facts, images=images)
     port = PortJob(OldCommand(), chosen, values, warnings=[*chosen.warnings])
     return replace(_answer(port, options_of, overrides, local=True), old=name)
 
@@ -191,7 +200,7 @@ def _compose(port: PortJob, options_of: _OptionsOf, overrides: Mapping[str, str]
     return _Composed(command, entries, has, taken)
 
 
-def _read_values(old: OldCommand, chosen: ChosenScript) -> PortJob:
+def _read_values(old: OldCommand, chosen: ChosenScript, images: int | None) -> PortJob:
     """The options with those of a named config below them."""
     given = _to_values(chosen.matched.given)
     name = given.get("config", "")
@@ -211,6 +220,7 @@ def _read_values(old: OldCommand, chosen: ChosenScript) -> PortJob:
         kind=chosen.script.kind,
         launch=facts,
         environment=old.environment,
+        images=images,
     )
     port = PortJob(old, chosen, values, name, entry is not None or not name)
     port.warnings += chosen.warnings
