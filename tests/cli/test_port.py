@@ -170,3 +170,16 @@ def test_steps_are_counted_by_the_images_that_are_here(capsys, tmp_path):
     entry = {"model": "resnet", "dataset": "imagenet", "data_dir": "imagenet", "batch_size": 4}
     (tmp_path / "c.yml").write_text(yaml.safe_dump({"mine": entry}))
     assert port(capsys, "--configs", "c.yml")["decided"]["warmup-epoch"] == f"{5 * images // 4}st"
+
+
+def test_a_row_says_that_an_option_of_ours_counts(capsys):
+    answer = port(capsys, "--steps", "10", "--data", "generated", "--", *OLD.split())
+    rows = {row["old"]: row for row in answer["options"]}
+    for old, ours in {
+        "--dataset cifar-10": "--data generated",
+        "--epochs 20": "--steps 10",
+    }.items():
+        assert rows[old]["new"] == ""
+        assert rows[old]["why"] == f"does not count beside {ours}, which is given to `port`"
+    implied = port(capsys, "--steps", "10", "--", *OLD.split()[:-2])["options"]
+    assert not any("--epochs" in row["new"] for row in implied)
