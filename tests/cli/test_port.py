@@ -183,3 +183,12 @@ def test_a_row_says_that_an_option_of_ours_counts(capsys):
         assert rows[old]["why"] == f"does not count beside {ours}, which is given to `port`"
     implied = port(capsys, "--steps", "10", "--", *OLD.split()[:-2])["options"]
     assert not any("--epochs" in row["new"] for row in implied)
+
+
+def test_what_the_command_depends_on_and_is_not_here_is_told(capsys):
+    answer = port(capsys, f"cd old/app && {OLD}")
+    assert answer["warnings"] == [
+        "cd old/app: was left out; change to that folder first, or relative paths lead elsewhere"
+    ]
+    runner = "python3 -m examples_utils benchmark --spec none.yml"
+    assert port(capsys, runner)["warnings"] == ["none.yml: there is no such file here"]

@@ -57,6 +57,10 @@ def add_absences(answer: Ported) -> Ported:
             what = "folder" if name == "data-dir" else "run"
             planned = _PUBLISHED * (what == "folder" and answer.command.name == "train")
             found.append(f"{path}: there is no such {what} here{planned}")
+    for spec in filter(None, flags.get("spec", "").split(",")):
+        path = expand_variables([spec], environment)[0]
+        if not Path(path).expanduser().exists():
+            found.append(f"{path}: there is no such file here")
     unset = [name for name in find_variables(answer.command.words) if name not in environment]
     found += [f"${name}: is not set here; set it before you run the command" for name in unset]
     return replace(answer, warnings=(*answer.warnings, *found))

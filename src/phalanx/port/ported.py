@@ -106,6 +106,10 @@ def port_line(
         raise join_problems(chosen.matched.problems)
     port = _read_values(old, chosen, images)
     port.warnings += [f"{text}: was left out" for text in line.left_out]
+    port.warnings += [
+        f"{text}: was left out; change to that folder first, or relative paths lead elsewhere"
+        for text in line.moves
+    ]
     answer = _answer(port, options_of, overrides or {}, local=local)
     return replace(answer, old=" ".join(map(quote_word, line.words)))
 
