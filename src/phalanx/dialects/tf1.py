@@ -71,10 +71,11 @@ def _list_facts(values: OldValues) -> list[Fact]:
         facts.append(Fact({"efficientnet-expand-ratio": ratio}, "6 by default"))
     else:
         bottleneck = network not in _BASIC and is_imagenet(values)
-        zero = str(bottleneck).lower()
-        facts.append(Fact({"zero-init-residual": zero}, "last norms of bottlenecks began at zero"))
-        projects = str(network in _BASIC).lower()
-        facts.append(Fact({"stage1-projection": projects}, "the first block projected, too"))
+        zero, projects = str(bottleneck).lower(), str(network in _BASIC).lower()
+        why = "only the last norms of ImageNet's bottlenecks began at zero"
+        facts.append(Fact({"zero-init-residual": zero}, why))
+        why = "only in ResNet-10, 18 and 34 the first block projected, too"
+        facts.append(Fact({"stage1-projection": projects}, why))
     if not (made_up or values.config or values.has("eight-bit-io")):
         why = "the README's default: on the host, unless --no-hostside-norm moves it"
         facts.append(Fact({"normalization-location": "host"}, why))

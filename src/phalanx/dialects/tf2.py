@@ -36,7 +36,7 @@ def _list_facts(values: OldValues) -> list[Fact]:
     facts = [
         Fact({"epoch-tail": "drop"}, "an epoch's last images that fill no step were left out"),
         Fact({"norm-eps": "1e-5" if small else "1.001e-5"}, "the norm's epsilon"),
-        Fact({"zero-init-residual": str(model == "resnet50").lower()}, "bottlenecks did so"),
+        Fact({"zero-init-residual": str(model == "resnet50").lower()}, "only bottlenecks did so"),
     ]
     if values.text("precision") != "32.32":
         facts.append(Fact({"half-type": "float16"}, "16 bits were float16"))

@@ -29,7 +29,9 @@ from phalanx.port.match import MatchedWords, match_words
 _PARTITION = "there is no partition of devices to allocate: those of a host are found"
 _NO_PRINT = "every rank keeps its own log; only the first one prints"
 _EXECUTABLES = re.compile(r"--executable_cache_path=(\S+)")
+_CACHE = "model-cache-path"
 _CACHE_WHY = "what is compiled is kept there from run to run"
+_CACHE_UNUSED = Effect(why=f"the new command has no use for --{_CACHE}")
 _TAGGED = Effect(launch={"tag-output": "true"}, why="lines begin with their host")
 _TIMEOUT_WHY = "how long a rank is waited for"
 
@@ -66,7 +68,10 @@ def _count_devices(text: str, values: OldValues) -> Effect:
 
 def _read_mpi_args(text: str, values: OldValues) -> Effect:
     """What poprun handed on to mpirun: variables, the network, how output is shown."""
-    return _merge(_read_mpi_words(shlex.split(text)))
+    effects = _read_mpi_words(shlex.split(text))
+    if values.kind != "train":
+        effects = [_CACHE_UNUSED if _CACHE in effect.flags else effect for effect in effects]
+    return _merge(effects)
 
 
 def _read_mpi_words(words: Sequence[str]) -> list[Effect]:
@@ -103,7 +108,7 @@ def _read_poplar_flags(value: str) -> Effect:
     cache = _EXECUTABLES.search(value)
     if cache is None:
         return Effect(why="TF_POPLAR_FLAGS: settings of the IPU's compiler")
-    return Effect(flags={"model-cache-path": cache[1]}, why=_CACHE_WHY)
+    return Effect(flags={_CACHE: cache[1]}, why=_CACHE_WHY)
 
 
 def _read_timeout(value: str) -> Effect:
@@ -133,7 +138,7 @@ VARIABLES = {  # of the environment: what each becomes; others are kept as they 
         why="TF_CPP_VMODULE: what TensorFlow's compiler prints", kind="nothing"
     ),
     "POPLAR_LOG_LEVEL": lambda value: Effect(why="what the IPU's compiler prints", kind="nothing"),
-    "POPART_CACHE_DIR": lambda value: Effect(flags={"model-cache-path": value}, why=_CACHE_WHY),
+    "POPART_CACHE_DIR": lambda value: Effect(flags={_CACHE: value}, why=_CACHE_WHY),
     "TF_CONFIG": lambda value: Effect(why="the hosts are those of --host", kind="computed"),
 }
 
@@ -174,7 +179,7 @@ _POPRUN = (
     OldOption("numa-aware", elsewhere("the operating system places processes near their memory")),
     OldOption("mpi-local-args", computed(_read_mpi_args, "-x, --tag-output of phalanx launch")),
     OldOption("mpi-global-args", computed(_read_mpi_args, "--interface of phalanx launch")),
-    OldOption("executable-cache-path", renamed("model-cache-path", why=_CACHE_WHY)),
+    OldOption("executable-cache-path", renamed(_CACHE, why=_CACHE_WHY)),
     OldOption("vipu-server-timeout", renamed("rank-timeout", why=_TIMEOUT_WHY), number=POSITIVE),
     OldOption("only-output-from-instance", elsewhere(_NO_PRINT), number=WHOLE),
     OldOption("offline-mode", nothing("nothing is compiled ahead for a device that is not there")),
