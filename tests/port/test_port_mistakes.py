@@ -36,6 +36,9 @@ TRAIN = "python train.py --model resnet --dataset imagenet"
                                         "was SGD, momentum, RMSprop or LARS"),
         ([f"{TRAIN} --epochs 4 --iterations 9"], "--epochs and --iterations: only one of them"),
         ([f"{TRAIN} stray"], "stray: is no option and belongs to none"),
+        (["python train.py --config <config name>"], "name>: is no option and belongs to none; put "
+         "it after the option it is for, or quotes around a value with spaces in it"),
+        ([""], "there is no program in it; paste a whole command line"),
         ([f"{TRAIN} --model-size 51"], "--model-size 51: no resnet has that size; did you mean"),
         (["python trian.py --model resnet"], "trian.py: no such script is known; did you mean "
                                              "'train.py'?"),
@@ -58,6 +61,11 @@ def test_a_mistake_is_answered(words, message, capsys):
     assert code == 2
     assert f"phalanx port: {message}" in " ".join(printed.err.split())
     assert "Traceback" not in printed.err
+
+
+def test_the_dashes_before_an_old_command_are_no_value_of_an_option(capsys):
+    assert main(["port", "--bogus", "--", "python", "train.py"]) == 2
+    assert capsys.readouterr().err.count("no such option") == 1
 
 
 def test_all_mistakes_of_a_command_are_told_together(capsys):

@@ -161,7 +161,8 @@ def _split_own_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
         own.append(word)
         name = SPELLINGS.get(word.removeprefix("--"), "")
         has_value = "=" in word or word in switches
-        if not has_value and rest and (not name or _can_be_value(name, rest[0])):
+        follows = bool(rest) and rest[0] != "--"
+        if not has_value and follows and (not name or _can_be_value(name, rest[0])):
             own.append(rest.pop(0))
     return own, rest
 
