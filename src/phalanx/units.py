@@ -23,7 +23,8 @@ class Duration:
     unit: str  # "ep", "st" or "%"
 
     def __str__(self) -> str:
-        return f"{float(self.amount):g}{self.unit}"
+        is_whole = self.amount.denominator == 1
+        return f"{self.amount if is_whole else format(float(self.amount), '.15g')}{self.unit}"
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ def parse_exact(text: str) -> Fraction:
 def parse_duration(text: str | int | float) -> Duration:
     """Read "5ep", "500st" or "10%"; a bare number counts epochs.
 
-    >>> str(parse_duration("2.5ep")), str(parse_duration(5)), str(parse_duration("10 %"))
-    ('2.5ep', '5ep', '10%')
+    >>> [str(parse_duration(text)) for text in ("2.5ep", 5, "10 %", "99999999st")]
+    ['2.5ep', '5ep', '10%', '99999999st']
     """
     match = _DURATION.match(str(text))
     if not match or len(match[1]) > _MAX_DIGITS:
