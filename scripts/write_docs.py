@@ -147,6 +147,9 @@ model's: `pl/resnet50`. A file of your own in ./presets or ./configs.yml wins ov
 `phalanx port --configs` turns entries that you added there into presets
 ([port](port.md#your-own-entries)).
 
+`mk2_efficientnet_b4_16ipus_base` is only what other entries add to, and trains and plans by itself
+neither there nor here: its four stages need `--gradient-accumulation 4` or more.
+
 `resnet50_infer_bs16` and its siblings are for scoring and serving: what takes a model, such as
 `phalanx bench infer` and `validate`, uses their batch, images in 8 bits and 16-bit floats.
 

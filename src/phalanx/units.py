@@ -23,7 +23,8 @@ class Duration:
     unit: str  # "ep", "st" or "%"
 
     def __str__(self) -> str:
-        return f"{float(self.amount):g}{self.unit}"
+        is_whole = self.amount.denominator == 1
+        return f"{self.amount if is_whole else format(float(self.amount), '.15g')}{self.unit}"
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class RunLength:
         return ceil(self.exact_steps(duration))
 
 
-def _parse_exact(text: str) -> Fraction:
+def parse_exact(text: str) -> Fraction:
     """An exact number; ValueError for what is none, or has more digits than anybody means."""
     if len(text.strip()) > _MAX_DIGITS or _HUGE_EXPONENT.search(text):
         raise ValueError("too many digits")
@@ -57,13 +58,13 @@ def _parse_exact(text: str) -> Fraction:
 def parse_duration(text: str | int | float) -> Duration:
     """Read "5ep", "500st" or "10%"; a bare number counts epochs.
 
-    >>> str(parse_duration("2.5ep")), str(parse_duration(5)), str(parse_duration("10 %"))
-    ('2.5ep', '5ep', '10%')
+    >>> [str(parse_duration(text)) for text in ("2.5ep", 5, "10 %", "99999999st")]
+    ['2.5ep', '5ep', '10%', '99999999st']
     """
     match = _DURATION.match(str(text))
     if not match or len(match[1]) > _MAX_DIGITS:
         raise ConfigError(f"expected a length such as 5ep, 500st or 10%, got {str(text)!r}")
-    amount, unit = _parse_exact(match[1]), match[2] or "ep"
+    amount, unit = parse_exact(match[1]), match[2] or "ep"
     if unit == "st" and amount.denominator != 1:
         raise ConfigError(f"steps must be whole, got {str(text)!r}; try {round(amount)}st")
     if unit == "%" and amount > 100:
@@ -87,7 +88,7 @@ def parse_numbers(text: str) -> tuple[Fraction, ...]:
     (Fraction(1, 2), Fraction(3, 4))
     """
     try:
-        return tuple(_parse_exact(part) for part in text.strip("[]").split(","))
+        return tuple(parse_exact(part) for part in text.strip("[]").split(","))
     except (ValueError, ZeroDivisionError):
         raise ConfigError(
             f"expected numbers separated by commas, such as 0.5,0.75, got {text!r}"
@@ -113,7 +114,7 @@ def parse_pair(text: str) -> tuple[float, float]:
     (0.75, 1.3333333333333333)
     """
     try:
-        low, high = (float(_parse_exact(part)) for part in text.split(","))
+        low, high = (float(parse_exact(part)) for part in text.split(","))
     except (ValueError, ZeroDivisionError):
         raise ConfigError(
             f"expected two numbers separated by a comma, such as 0.08,1, got {text!r}"
@@ -147,7 +148,7 @@ def parse_rate(text: str | int | float) -> Fraction:
     (Fraction(1, 3), Fraction(2, 1), Fraction(1, 2))
     """
     try:
-        rate = _parse_exact(str(text))
+        rate = parse_exact(str(text))
     except (ValueError, ZeroDivisionError):
         raise ConfigError(
             f"expected times per epoch such as 2, 1/2 or 0, got {str(text)!r}"

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from phalanx.cli.main import main
+from small_layouts import write_classes
 
 OLD = "python train.py --model resnet --model-size 20 --dataset cifar-10 --epochs 20"
 TINY = [
@@ -153,3 +154,41 @@ def test_a_warning_never_breaks_the_name_of_an_option(capsys):
     assert main(["port", "--", "python", "resnet_main.py", "--size", "x50", "--pipeline"]) == 0
     told = capsys.readouterr()
     assert "--num-ipus" in told.out + told.err
+
+
+def test_steps_are_counted_by_the_images_that_are_here(capsys, tmp_path):
+    """Not by the published number of ImageNet's, whose warm-up would outlast this run."""
+    for split in ("train", "val"):
+        write_classes(tmp_path / "imagenet" / split, 4)
+    old = "python train.py --dataset imagenet --model-size 18 --batch-size 4"
+    answer = port(capsys, f"{old} --data-dir imagenet")
+    images = answer["plan"]["train_images"]
+    assert 0 < images < 100
+    assert answer["decided"]["warmup-epoch"] == f"{5 * images // 4}st"
+    assert answer["problem"] is None
+    assert port(capsys, f"{old} --data-dir none")["decided"]["warmup-epoch"] == "1601458st"
+    entry = {"model": "resnet", "dataset": "imagenet", "data_dir": "imagenet", "batch_size": 4}
+    (tmp_path / "c.yml").write_text(yaml.safe_dump({"mine": entry}))
+    assert port(capsys, "--configs", "c.yml")["decided"]["warmup-epoch"] == f"{5 * images // 4}st"
+
+
+def test_a_row_says_that_an_option_of_ours_counts(capsys):
+    answer = port(capsys, "--steps", "10", "--data", "generated", "--", *OLD.split())
+    rows = {row["old"]: row for row in answer["options"]}
+    for old, ours in {
+        "--dataset cifar-10": "--data generated",
+        "--epochs 20": "--steps 10",
+    }.items():
+        assert rows[old]["new"] == ""
+        assert rows[old]["why"] == f"does not count beside {ours}, which is given to `port`"
+    implied = port(capsys, "--steps", "10", "--", *OLD.split()[:-2])["options"]
+    assert not any("--epochs" in row["new"] for row in implied)
+
+
+def test_what_the_command_depends_on_and_is_not_here_is_told(capsys):
+    answer = port(capsys, f"cd old/app && {OLD}")
+    assert answer["warnings"] == [
+        "cd old/app: was left out; change to that folder first, or relative paths lead elsewhere"
+    ]
+    runner = "python3 -m examples_utils benchmark --spec none.yml"
+    assert port(capsys, runner)["warnings"] == ["none.yml: there is no such file here"]

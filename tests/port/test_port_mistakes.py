@@ -21,11 +21,24 @@ TRAIN = "python train.py --model resnet --dataset imagenet"
         ([f"{TRAIN} --batch-size"], "--batch-size: expected a value after it"),
         ([f"{TRAIN} --batch-size --pipeline"], "--batch-size: expected a value after it"),
         ([f"{TRAIN} --batch-size four"], "--batch-size: expected a whole number, got 'four'"),
+        ([f"{TRAIN} --batch-size 0"], "--batch-size: expected a whole number of at least 1, got 0"),
+        ([f"{TRAIN} --batch-size 1e9"], "--batch-size: expected a whole number, got '1e9'"),
+        ([f"{TRAIN} --abs-learning-rate 0"], "--abs-learning-rate: expected a number above 0, "
+                                             "got 0"),
+        ([f"{TRAIN} --base-learning-rate 1e9"], "--base-learning-rate: expected a number of at "
+                                                "most 100, got 1e9"),
+        ([f"{TRAIN} --weight-avg-N 2 1/0"], "--weight-avg-N: expected a whole number, got '1/0'"),
+        (["--dialect", "tf2", "python train.py --optimizer rmsprop --optimizer-params "
+          "'{momentum: 0.9, base_decay_exponent: 1e9, epsilon: 1}'"],
+         "--optimizer-params: base_decay_exponent: expected a number of at most 100, got 1e9"),
         ([f"{TRAIN} --pipeline=yes"], "--pipeline=yes: takes no value; write --pipeline"),
         ([f"{TRAIN} --optimiser adam"], "--optimiser adam: the old program has no such choice; it "
                                         "was SGD, momentum, RMSprop or LARS"),
         ([f"{TRAIN} --epochs 4 --iterations 9"], "--epochs and --iterations: only one of them"),
         ([f"{TRAIN} stray"], "stray: is no option and belongs to none"),
+        (["python train.py --config <config name>"], "name>: is no option and belongs to none; put "
+         "it after the option it is for, or quotes around a value with spaces in it"),
+        ([""], "there is no program in it; paste a whole command line"),
         ([f"{TRAIN} --model-size 51"], "--model-size 51: no resnet has that size; did you mean"),
         (["python trian.py --model resnet"], "trian.py: no such script is known; did you mean "
                                              "'train.py'?"),
@@ -48,6 +61,11 @@ def test_a_mistake_is_answered(words, message, capsys):
     assert code == 2
     assert f"phalanx port: {message}" in " ".join(printed.err.split())
     assert "Traceback" not in printed.err
+
+
+def test_the_dashes_before_an_old_command_are_no_value_of_an_option(capsys):
+    assert main(["port", "--bogus", "--", "python", "train.py"]) == 2
+    assert capsys.readouterr().err.count("no such option") == 1
 
 
 def test_all_mistakes_of_a_command_are_told_together(capsys):

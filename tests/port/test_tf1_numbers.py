@@ -103,3 +103,19 @@ def test_what_a_preset_sets_is_set_by_the_port_as_well(capsys):
             assert resolved
             said = set(answer["decided"])
             assert resolved <= said, f"{base}: {resolved - said}"
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ("--epochs 3 --epochs-per-ckpt 2 --weight-avg-N 2", "2"),  # after epoch 2 and at the end
+        ("--epochs 5 --epochs-per-ckpt 2 --weight-avg-N 1", "2"),  # after epoch 4 and at the end
+        ("--epochs 10 --weight-avg-N 2", "3"),
+        ("--epochs 5 --epochs-per-ckpt 4 --ckpt-epochs-offset 1 --weight-avg-N 5", "2"),
+        ("--epochs 2 --epochs-per-ckpt 2 --weight-avg-N 2", None),  # only the one at the end
+        ("--epochs 4 --ckpts-per-epoch 0 --epochs-per-ckpt 0 --weight-avg-N 2", None),
+    ],
+)
+def test_an_average_takes_the_last_checkpoint_as_well(options, count, capsys):
+    answer = port(capsys, f"python train.py --dataset cifar-10 {options}")
+    assert answer["decided"].get("weight-avg-n") == count

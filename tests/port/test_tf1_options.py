@@ -195,3 +195,28 @@ def test_an_option_without_an_effect_says_why(name, capsys):
     text, reason = REASONS[name]
     rows = port(capsys, text)["options"]
     assert any(reason in row["why"] and name in row["old"] for row in rows)
+
+
+@pytest.mark.parametrize(("size", "is_zero"), [("18", False), ("50", True)])
+def test_a_row_gives_the_reason_for_either_value(size, is_zero, capsys):
+    answer = port(capsys, f"python train.py --dataset imagenet --model-size {size} --batch-norm")
+    assert answer["resolved"]["zero-init-residual"] is is_zero
+    why = "only the last norms of ImageNet's bottlenecks began at zero"
+    rows = [row for row in answer["options"] if "--zero-init-residual" in row["new"]]
+    assert [row["why"] for row in rows] == [why] * (not is_zero)
+
+
+def test_scoring_has_no_use_for_what_is_compiled(capsys):
+    variable = "-x TF_POPLAR_FLAGS=--executable_cache_path=/cache"
+    old = f"poprun --mpi-local-args='{variable}' --num-replicas 4 python {{}}"
+    scores = port(capsys, old.format("train.py --dataset imagenet --restore-path R"))
+    trains = port(capsys, old.format("train.py --dataset imagenet --no-validation"))
+    whys = [
+        next(row["why"] for row in answer["options"] if "executable_cache" in row["old"])
+        for answer in (scores, trains)
+    ]
+    assert whys == [
+        "the new command has no use for --model-cache-path",
+        "what is compiled is kept there from run to run",
+    ]
+    assert "--model-cache-path" in trains["command"]

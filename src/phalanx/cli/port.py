@@ -22,6 +22,7 @@ from phalanx.cli.port_plan import (
     list_flags,
     list_ported_plan,
     plan_ported,
+    port_by_data,
     to_facts,
 )
 from phalanx.cli.port_text import print_answer
@@ -99,18 +100,10 @@ def _run(args: ParsedArgs) -> int:
     if own["--run"] and own["--json"]:
         raise ConfigError("--json: is for the answer, --run for the run; give one of them")
     lines, skipped = _read_lines(own, old_words)
-    overrides = {SPELLINGS[name]: text for name, text in own.flags.items()}
     answers = []
     for line in lines:
         with _placed(line, one_of=len(lines)):
-            answer = port_line(
-                line,
-                list_flags,
-                dialect=own["--dialect"],
-                overrides=overrides,
-                local=own["--local"],
-            )
-        answers.append(add_absences(answer))
+            answers.append(_port(line, own))
     if own["--save"]:
         _save(own["--save"], answers)
     if own["--run"]:
@@ -130,6 +123,22 @@ def _run(args: ParsedArgs) -> int:
     for text in skipped:
         print(f"left out: {text}", file=sys.stderr)
     return 0
+
+
+def _port(line: OldLine, own: ParsedArgs) -> Ported:
+    """The answer for one command, with what is not here."""
+    overrides = {SPELLINGS[name]: text for name, text in own.flags.items()}
+    answer = port_by_data(
+        lambda images: port_line(
+            line,
+            list_flags,
+            dialect=own["--dialect"],
+            overrides=overrides,
+            local=own["--local"],
+            images=images,
+        )
+    )
+    return add_absences(answer)
 
 
 @contextmanager
@@ -152,7 +161,8 @@ def _split_own_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
         own.append(word)
         name = SPELLINGS.get(word.removeprefix("--"), "")
         has_value = "=" in word or word in switches
-        if not has_value and rest and (not name or _can_be_value(name, rest[0])):
+        follows = bool(rest) and rest[0] != "--"
+        if not has_value and follows and (not name or _can_be_value(name, rest[0])):
             own.append(rest.pop(0))
     return own, rest
 

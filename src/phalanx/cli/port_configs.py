@@ -14,6 +14,7 @@ from phalanx.cli.port_plan import (
     list_flags,
     list_ported_plan,
     plan_ported,
+    port_by_data,
     to_facts,
 )
 from phalanx.cli.port_text import print_answer
@@ -108,7 +109,12 @@ def _port(entry: OldEntry, matched: MatchedFile, own: ParsedArgs, folder: Path) 
     """An entry with its plan."""
     overrides = {SPELLINGS[name]: text for name, text in own.flags.items()}
     try:
-        answer = port_entry(entry.name, matched.choose(entry), list_flags, overrides)
+        chosen = matched.choose(entry)
+        answer = port_by_data(
+            lambda images: port_entry(
+                entry.name, chosen, list_flags, overrides=overrides, images=images
+            )
+        )
     except ConfigError as error:
         raise ConfigError(f"{entry.name}: {error}") from None
     answer = add_absences(answer)

@@ -1,14 +1,14 @@
 """The plan of a ported command, without torch, and what it lacks here."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.catalog.models import MODELS
-from phalanx.cli.command import ALL_OPTIONS, REGISTERED, parse_args
+from phalanx.cli.command import ALL_OPTIONS, REGISTERED, ParsedArgs, parse_args
 from phalanx.dialects.table import TARGET
 from phalanx.errors import DataError, UserError
 from phalanx.plan.pipeline import count_stages
@@ -57,23 +57,58 @@ def add_absences(answer: Ported) -> Ported:
             what = "folder" if name == "data-dir" else "run"
             planned = _PUBLISHED * (what == "folder" and answer.command.name == "train")
             found.append(f"{path}: there is no such {what} here{planned}")
+    for spec in filter(None, flags.get("spec", "").split(",")):
+        path = expand_variables([spec], environment)[0]
+        if not Path(path).expanduser().exists():
+            found.append(f"{path}: there is no such file here")
     unset = [name for name in find_variables(answer.command.words) if name not in environment]
     found += [f"${name}: is not set here; set it before you run the command" for name in unset]
     return replace(answer, warnings=(*answer.warnings, *found))
 
 
-def plan_ported(answer: Ported) -> PortedPlan:
-    """The plan of a training command, without torch, and without data that is not here."""
+def port_by_data(port: Callable[[int | None], Ported]) -> Ported:
+    """The answer, with steps counted by the images to train with, where they are here.
+
+    port: makes an answer; given no images, by published counts.
+    """
+    answer = port(None)
+    images = _count_images(answer)
+    return answer if images is None else port(images)
+
+
+def _count_images(answer: Ported) -> int | None:
+    """The training images in the folder of a training command; None where they are not here."""
+    args = _parse_training(answer)
+    folder = args.flags.get("data-dir") if args else None
+    if args is None or not folder or not Path(folder).expanduser().is_dir():
+        return None
+    from phalanx.assemble.dataset_summary import inspect_dataset
+
+    try:
+        return inspect_dataset(args.read_settings().config).counts.train_images
+    except UserError:  # which the plan tells
+        return None
+
+
+def _parse_training(answer: Ported) -> ParsedArgs | None:
+    """The options of a command that starts a new run; None for other ones."""
     flags = answer.command.flags
     if answer.command.name != "train" or not flags.keys().isdisjoint({*_ABOUT_A_RUN, "help"}):
-        return PortedPlan()
+        return None
     if answer.config and not name_preset(flags[TARGET]):  # which a warning says
-        return PortedPlan()
+        return None
     list_flags("train")
     environment = {**answer.command.variables, **os.environ}
     inner = answer.command.words
     inner = inner[inner.index("--") + 1 :] if inner[0] == "launch" else inner
-    args = parse_args(REGISTERED["train"], expand_variables(inner[1:], environment))
+    return parse_args(REGISTERED["train"], expand_variables(inner[1:], environment))
+
+
+def plan_ported(answer: Ported) -> PortedPlan:
+    """The plan of a training command, without torch, and without data that is not here."""
+    args = _parse_training(answer)
+    if args is None:
+        return PortedPlan()
     folder = args.flags.get("data-dir")
     if folder and not Path(folder).expanduser().is_dir():
         del args.flags["data-dir"]

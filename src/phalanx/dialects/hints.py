@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from phalanx.dialects.numbers import COUNT_OR_NONE, SHARE
 from phalanx.dialects.table import Effect, OldOption, OldValues, Outcome, computed, nothing, renamed
 
 _IPU_MIB = 900  # of memory in one IPU of the second generation
@@ -47,12 +48,12 @@ WORKSPACE = OldOption(
     "available-memory-proportion",
     computed(_limit_workspace, "the workspace of cuDNN and cuBLAS, by two variables"),
     takes="many",
-    type="number",
+    number=SHARE,
 )
 BUCKETS = OldOption(
     "max-cross-replica-buffer-size",
     computed(_size_buckets, "--bucket-mib, in MiB"),
-    type="whole",
+    number=COUNT_OR_NONE,
 )
 DEVICE_CHOICE: Outcome = computed(_choose_devices, "--device, and --validation-device")
 PROFILE: Outcome = renamed("profile", PROFILE_LEVELS, why="into the folder of the run")

@@ -9,6 +9,7 @@ from fractions import Fraction
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS
 from phalanx.dialects.hints import COMPILER_HINT
+from phalanx.dialects.numbers import COUNT_OR_NONE, EXPONENT, POSITIVE
 from phalanx.dialects.table import (
     Dialect,
     Effect,
@@ -18,6 +19,7 @@ from phalanx.dialects.table import (
     OutcomeKind,
     Script,
     computed,
+    count_row,
     elsewhere,
     flag_row,
     kept,
@@ -173,7 +175,7 @@ def _say_rate(text: str, values: OldValues) -> Effect:
 
 def _say_log_interval(text: str, values: OldValues) -> Effect:
     """Calls of the device between two log points as a rate."""
-    images = DATASETS[_find_data(values)].train_images
+    images = values.images or DATASETS[_find_data(values)].train_images
     assert images is not None
     own, count = _share_batch(values)
     interval = max(1, int(text)) * max(1, values.whole("batches-per-step", 250))
@@ -231,13 +233,13 @@ def _list_facts(values: OldValues) -> list[Fact]:
 _TABLE = (
     OldOption("dataset", computed(_say_data, "--data"), choices=tuple(_DATA), default="CIFAR-10"),
     OldOption("data-dir", computed(_say_folder, "--data-dir")),
-    whole_row("num-workers", renamed("workers")),
-    whole_row("batch-size", computed(_say_batch, "--batch-size, over --replication-factor"),
+    whole_row("num-workers", renamed("workers"), number=COUNT_OR_NONE),
+    count_row("batch-size", computed(_say_batch, "--batch-size, over --replication-factor"),
               default="32"),
     OldOption("size", computed(_name_network, "--model"), default="20"),
     OldOption("norm-type", computed(_say_norm, "--norm-type"),
               choices=("BATCH", "GROUP", "NONE"), default="GROUP"),
-    whole_row("norm-groups", computed(_say_groups, "--norm-num-groups"), default="16"),
+    count_row("norm-groups", computed(_say_groups, "--norm-num-groups"), default="16"),
     OldOption("shortcut-type", kept(), choices=("A", "B", "C"), default="B"),
     OldOption("precision", computed(_say_precision, "--precision, as 16.16 or 32.32"),
               choices=("16", "32"), default="16"),
@@ -245,26 +247,27 @@ _TABLE = (
     flag_row("no-prng", computed(_say_rounding, "--enable-stochastic-rounding false")),
     flag_row("fp-exceptions", kept(), default=_OFF),
     flag_row("half-partials", kept(), default=_OFF),
-    number_row("base-learning-rate", computed(_say_rate, "--lr: 2^n x the batch"), default="-6"),
+    number_row("base-learning-rate", computed(_say_rate, "--lr: 2^n x the batch"),
+               default="-6", number=EXPONENT),
     OldOption("learning-rate-decay", renamed("lr-decay", why="shares of the first rate"),
               default="1,0.1,0.01"),
     OldOption("learning-rate-schedule", renamed("lr-drop-after", why="shares of the run"),
               default="0.5,0.75"),
-    number_row("epochs", kept(), default="30"),
+    number_row("epochs", kept(), default="30", number=POSITIVE),
     flag_row("no-validation", renamed("validation", {"true": "false"})),
     whole_row("valid-per-epoch", nothing(_UNUSED)),
     flag_row("get-reports", nothing(f"{_UNUSED}; --profile writes reports")),
-    whole_row("steps-per-log", computed(_say_log_interval, "--logs-per-epoch")),
+    count_row("steps-per-log", computed(_say_log_interval, "--logs-per-epoch")),
     number_row("weight-decay", renamed("l2-regularization", why="a term of the gradient"),
                default="0"),
-    whole_row("num-ipus", computed(_say_devices, "--shards: devices of a replica"), default="1"),
-    whole_row("replication-factor", renamed("replicas"), default="1"),
-    whole_row("gradient-accumulation-factor",
+    count_row("num-ipus", computed(_say_devices, "--shards: devices of a replica"), default="1"),
+    count_row("replication-factor", renamed("replicas"), default="1"),
+    count_row("gradient-accumulation-factor",
               computed(_say_accumulation, "--gradient-accumulation"), default="1"),
     flag_row("recompute", renamed("enable-recompute"), default=_OFF),
     flag_row("pipeline", computed(_say_pipeline, "--pipeline, with as many --shards as devices"),
              default=_OFF),
-    whole_row("batches-per-step", renamed("device-iterations", why="steps between two reads")),
+    count_row("batches-per-step", renamed("device-iterations", why="steps between two reads")),
     flag_row("simulation", elsewhere("a CPU takes the place of a simulated device",
                                      {"device": "cpu"})),
     OldOption("log-dir", computed(_say_run, "--run-dir"),

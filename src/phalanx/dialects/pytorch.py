@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from phalanx.dialects import pytorch_values as pt
+from phalanx.dialects.numbers import COUNT_OR_ALL, POSITIVE, SHARE
 from phalanx.dialects.pytorch_configs import CONFIGS, PRESETS
 from phalanx.dialects.pytorch_table import TRAIN_TABLE
 from phalanx.dialects.table import (
@@ -87,8 +88,8 @@ _AVERAGE = (
     OldOption("checkpoint-path", _FOLDER, aliases=("checkpoint-input-path",)),
     OldOption("checkpoint-output-path", nothing("the average is RUN/checkpoints/average")),
     replace(_STRATEGY, default="mean"),
-    number_row("weight-avg-exp-decay", kept(), default="0.99"),
-    whole_row("weight-avg-N", renamed("weight-avg-n"), default="-1"),
+    number_row("weight-avg-exp-decay", kept(), default="0.99", number=SHARE),
+    whole_row("weight-avg-N", renamed("weight-avg-n"), default="-1", number=COUNT_OR_ALL),
 )
 _TRAIN = Script(
     kind="train",
@@ -99,7 +100,7 @@ _TRAIN = Script(
 )
 _LIGHTNING_TABLE = _replace(
     TRAIN_TABLE,
-    number_row("epoch", renamed("epochs", why=_EPOCHS), default="10"),
+    number_row("epoch", renamed("epochs", why=_EPOCHS), default="10", number=POSITIVE),
     number_row("label-smoothing", kept(_SMOOTHING), default="0"),
 )
 

@@ -3,18 +3,19 @@
 A dialect is one older program: its scripts, and for each script a table of its options. A row says
 what the option takes, what it is where nobody gives it, and its outcome:
 
-    OldOption("momentum", kept(), type="number", default="0.9")
+    number_row("momentum", kept(), default="0.9")
     OldOption("optimiser", renamed("optimizer", {"SGD": "sgd", "RMSprop": "rmsprop_tf"}))
     OldOption("enable-half-partials", renamed("half-partials"), takes="flag")
-    OldOption("base-learning-rate", computed(_find_rate, "2^n x the global batch"), type="number")
-    OldOption("prefetch-depth", elsewhere("workers read ahead by themselves"), type="whole")
-    OldOption("num-io-tiles", nothing("there are no tiles: nothing to reserve"), type="whole")
+    number_row("base-learning-rate", computed(_find_rate, "2^n x the batch"), number=EXPONENT)
+    whole_row("prefetch-depth", elsewhere("workers read ahead by themselves"))
+    count_row("batch-size", kept("the micro-batch"))
 
 Outcomes: `kept` (same name, same value), `renamed` (another name, or other words for the values),
 `computed` (a function of the value and of all other options, which gives an Effect), `elsewhere`
 (done another way on this hardware, perhaps by options of ours), `nothing` (no counterpart, and why
 nothing is lost). The function of a computed row gets the value as text and the OldValues, and
-looks up whatever else it needs there: `values.whole("batch-size")`, `values.has("pipeline")`.
+looks up whatever else it needs there: `values.whole("batch-size")`, `values.has("pipeline")`. It
+can rely on numbers being what their rows declare: others are refused before any outcome is asked.
 
 `default` is the value that the older program takes where none is given: text, or a function of the
 OldValues. Such values go the same way as given ones, so that a default that differs from ours
@@ -28,6 +29,8 @@ already has is not written again. Everything is text, as it stands on a command 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+from phalanx.dialects.numbers import COUNT, NUMBER, WHOLE, NumberKind
 
 OutcomeKind = Literal["kept", "renamed", "computed", "elsewhere", "nothing"]
 _Takes = Literal["one", "two", "many", "flag", "optional", "bool", "bools"]
@@ -74,7 +77,7 @@ class OldOption:
     name: str  # without dashes
     outcome: Outcome
     takes: _Takes = "one"
-    type: Literal["text", "whole", "number"] = "text"
+    number: NumberKind | None = None  # what a value has to be; None: any text
     choices: tuple[str, ...] = ()  # in any case of letters
     default: "str | Callable[[OldValues], str] | None" = None
     aliases: tuple[str, ...] = ()
@@ -158,9 +161,10 @@ def number_row(
     outcome: Outcome,
     *aliases: str,
     default: "str | Callable[[OldValues], str] | None" = None,
+    number: NumberKind = NUMBER,
 ) -> "OldOption":
     """A row of an option that takes a number."""
-    return OldOption(name, outcome, type="number", aliases=aliases, default=default)
+    return OldOption(name, outcome, number=number, aliases=aliases, default=default)
 
 
 def whole_row(
@@ -168,9 +172,20 @@ def whole_row(
     outcome: Outcome,
     *aliases: str,
     default: "str | Callable[[OldValues], str] | None" = None,
+    number: NumberKind = WHOLE,
 ) -> "OldOption":
     """A row of an option that takes a whole number."""
-    return OldOption(name, outcome, type="whole", aliases=aliases, default=default)
+    return OldOption(name, outcome, number=number, aliases=aliases, default=default)
+
+
+def count_row(
+    name: str,
+    outcome: Outcome,
+    *aliases: str,
+    default: "str | Callable[[OldValues], str] | None" = None,
+) -> "OldOption":
+    """A row of an option that takes a whole number of at least 1."""
+    return OldOption(name, outcome, number=COUNT, aliases=aliases, default=default)
 
 
 @dataclass(frozen=True)
@@ -210,10 +225,12 @@ class OldValues:
         kind: str = "train",
         launch: LaunchFacts | None = None,
         environment: Mapping[str, str] | None = None,
+        images: int | None = None,
     ) -> None:
         self.kind = kind  # of the script: train, validate, ...
         self.launch = launch or LaunchFacts()
         self.environment = environment or {}
+        self.images = images  # to train with, where they are here; else published counts hold
         self.config = config
         self.given = given
         self._options = {option.name: option for option in options}

@@ -4,6 +4,7 @@ Where the README and the code differ, the README is followed: a pipeline is Grou
 normalised on the host unless --no-hostside-norm or --eight-bit-io is given.
 """
 
+from phalanx.dialects.numbers import COUNT_OR_ALL, SHARE
 from phalanx.dialects.table import (
     TARGET,
     Dialect,
@@ -13,10 +14,13 @@ from phalanx.dialects.table import (
     OldValues,
     Script,
     computed,
+    count_row,
     elsewhere,
     kept,
     nothing,
+    number_row,
     renamed,
+    whole_row,
 )
 from phalanx.dialects.tf1_configs import CONFIGS, PRESETS
 from phalanx.dialects.tf1_table import TRAIN_TABLE
@@ -67,10 +71,11 @@ def _list_facts(values: OldValues) -> list[Fact]:
         facts.append(Fact({"efficientnet-expand-ratio": ratio}, "6 by default"))
     else:
         bottleneck = network not in _BASIC and is_imagenet(values)
-        zero = str(bottleneck).lower()
-        facts.append(Fact({"zero-init-residual": zero}, "last norms of bottlenecks began at zero"))
-        projects = str(network in _BASIC).lower()
-        facts.append(Fact({"stage1-projection": projects}, "the first block projected, too"))
+        zero, projects = str(bottleneck).lower(), str(network in _BASIC).lower()
+        why = "only the last norms of ImageNet's bottlenecks began at zero"
+        facts.append(Fact({"zero-init-residual": zero}, why))
+        why = "only in ResNet-10, 18 and 34 the first block projected, too"
+        facts.append(Fact({"stage1-projection": projects}, why))
     if not (made_up or values.config or values.has("eight-bit-io")):
         why = "the README's default: on the host, unless --no-hostside-norm moves it"
         facts.append(Fact({"normalization-location": "host"}, why))
@@ -152,10 +157,10 @@ _TRAIN = _replace(
 _VALIDATE = _replace(
     TRAIN_TABLE,
     OldOption("restore-path", computed(_score, "the run that is scored, with --all")),
-    OldOption("repeat", kept("passes; the first one is not counted"), type="whole"),
+    count_row("repeat", kept("passes; the first one is not counted")),
     OldOption("inference", elsewhere("scores are added up only to be printed"), takes="optional"),
-    OldOption("replicas", computed(_say_all_devices, "all devices")),
-    OldOption("total-batch-size", nothing("a checkpoint knows its epoch"), type="whole"),
+    count_row("replicas", computed(_say_all_devices, "all devices")),
+    whole_row("total-batch-size", nothing("a checkpoint knows its epoch")),
     OldOption("no-validation", nothing("validate does nothing else"), takes="flag"),
     OldOption(
         "generated-data", computed(build_noise("generated", scores=True), "--generated-data"),
@@ -174,12 +179,11 @@ _AVERAGE = (
     OldOption("restore-path", renamed(TARGET)),
     OldOption("filename", nothing("the average is RUN/checkpoints/average")),
     OldOption("mode", renamed("weight-avg-strategy"), choices=("mean", "exponential")),
-    OldOption("N", renamed("weight-avg-n"), type="whole"),
-    OldOption("decay", renamed("weight-avg-exp-decay"), type="number", default="0.99"),
-    OldOption(
+    whole_row("N", renamed("weight-avg-n"), number=COUNT_OR_ALL),
+    number_row("decay", renamed("weight-avg-exp-decay"), default="0.99", number=SHARE),
+    whole_row(
         "discard-last",
         nothing("the last checkpoint is not written twice here: nothing to discard"),
-        type="whole",
     ),
 )
 

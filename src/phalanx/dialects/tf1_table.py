@@ -1,7 +1,5 @@
 """The options of TensorFlow 1's train.py and validation.py, and what becomes of each."""
 
-from fractions import Fraction
-
 from phalanx.dialects import tf1_values as tf1
 from phalanx.dialects.hints import (
     BUCKETS,
@@ -11,6 +9,14 @@ from phalanx.dialects.hints import (
     PROFILE_LEVELS,
     WORKSPACE,
 )
+from phalanx.dialects.numbers import (
+    COUNT_OR_NONE,
+    EXPONENT,
+    NOT_NEGATIVE,
+    PERCENTAGE,
+    POSITIVE,
+    SHARE,
+)
 from phalanx.dialects.table import (
     Apply,
     Effect,
@@ -19,6 +25,7 @@ from phalanx.dialects.table import (
     Outcome,
     complement,
     computed,
+    count_row,
     elsewhere,
     flag_row,
     kept,
@@ -29,6 +36,7 @@ from phalanx.dialects.table import (
     renamed,
     whole_row,
 )
+from phalanx.dialects.tf1_averages import build_average
 
 _OFF = "false"
 _SCHEDULES = {"stepped": "step", "polynomial_decay_lr": "polynomial"}
@@ -160,48 +168,6 @@ def _choose_rmsprop_exponent(values: OldValues) -> str:
     return "-14" if own and not values.is_given("rmsprop-decay") else ""
 
 
-def _average(strategy: str) -> Apply:
-    """What --weight-avg-N or --weight-avg-exp becomes."""
-
-    def apply(text: str, values: OldValues) -> Effect:
-        numbers = [part for part in text.split(",") if part]
-        if not numbers:
-            return Effect()
-        if values.text("ckpts-per-epoch") == "0" and not values.is_given("epochs-per-ckpt"):
-            return Effect(why="there are no checkpoints to average", kind="nothing")
-        if tf1.count_epochs(values) * _count_checkpoints(values) < 2:
-            return Effect(why="one checkpoint is its own average", kind="nothing")
-        options = [_find_average(strategy, number, values) for number in numbers]
-        rivals = strategy == "mean" and values.is_given("weight-avg-exp")
-        own = {} if rivals else options[0]
-        rest = options if rivals else options[1:]
-        more = tuple(
-            ("average", "RUN", *(w for n, t in one.items() for w in (f"--{n}", t))) for one in rest
-        )
-        why = "after training" + "; one average a command" * bool(more)
-        return Effect(flags=own, why=why, then=more)
-
-    return apply
-
-
-def _count_checkpoints(values: OldValues) -> Fraction:
-    """Checkpoints an epoch."""
-    interval = values.whole("epochs-per-ckpt")
-    return Fraction(1, interval) if interval else Fraction(values.text("ckpts-per-epoch"))
-
-
-def _find_average(strategy: str, number: str, values: OldValues) -> dict[str, str]:
-    if strategy == "exponential":
-        return {
-            "weight-avg-strategy": strategy,
-            "weight-avg-exp-decay": number,
-            "weight-avg-n": "-1",
-        }
-    # from N epochs before the end on, that one included
-    count = int(Fraction(number) * _count_checkpoints(values)) + 1
-    return {"weight-avg-strategy": "mean", "weight-avg-n": str(count)}
-
-
 _MODEL_TABLE = (
     OldOption(
         "model", computed(tf1.name_network, "--model, with the size in its name"),
@@ -210,20 +176,21 @@ _MODEL_TABLE = (
     OldOption("model-size", computed(tf1.name_network, "part of --model"), default=tf1.choose_size),
     flag_row("batch-norm", computed(tf1.say_norm, "--norm-type batch")),
     flag_row("group-norm", computed(tf1.say_norm, "--norm-type group")),
-    whole_row("groups", renamed("norm-num-groups"), default=tf1.choose_groups),
+    count_row("groups", renamed("norm-num-groups"), default=tf1.choose_groups),
     number_row("BN-decay", complement("batchnorm-momentum"),
-            default=lambda values: "0.97" if tf1.find_norm(values) == "batch" else ""),
-    whole_row("BN-span", renamed("bn-span"), default="1"),
-    whole_row("convolution-groups", computed(_say_fixed("32", "convolution-groups"), "always 32")),
-    whole_row("group-dim", computed(_say_group_dim, "--efficientnet-group-dim; ResNeXt's is 4")),
+            default=lambda values: "0.97" if tf1.find_norm(values) == "batch" else "",
+            number=SHARE),
+    count_row("BN-span", renamed("bn-span"), default="1"),
+    count_row("convolution-groups", computed(_say_fixed("32", "convolution-groups"), "always 32")),
+    count_row("group-dim", computed(_say_group_dim, "--efficientnet-group-dim; ResNeXt's is 4")),
     flag_row("widenet", computed(tf1.name_network, "resnext29_32x4d_wide")),
-    whole_row("expand-ratio", _for_model("efficientnet-expand-ratio", "efficientnet")),
-    number_row("dropout-rate", kept()),
-    number_row("block-survival-prob", complement("drop-path")),
+    count_row("expand-ratio", _for_model("efficientnet-expand-ratio", "efficientnet")),
+    number_row("dropout-rate", kept(), number=SHARE),
+    number_row("block-survival-prob", complement("drop-path"), number=SHARE),
     number_row("norm-epsilon", renamed("norm-eps")),
     flag_row("no-se", lost("every block here has squeeze-and-excitation; so the network differs")),
     flag_row("use-relu", lost("activations here are swish; so the network differs")),
-    whole_row("depth-divisor", computed(_say_fixed("8", "depth-divisor"), "always 8")),
+    count_row("depth-divisor", computed(_say_fixed("8", "depth-divisor"), "always 8")),
     whole_row("top-width", lost("the last layer has the published width; so the network differs")),
     number_row("width-coefficient", lost("sizes are B0 to B7 only; so the network differs")),
     number_row("depth-coefficient", lost("sizes are B0 to B7 only; so the network differs")),
@@ -236,13 +203,14 @@ _MODEL_TABLE = (
 _TRAINING_TABLE = (
     OldOption("config", elsewhere("the preset that the command begins with")),
     OldOption("config-path", elsewhere("`phalanx port --configs FILE` turns it into presets")),
-    whole_row("batch-size", kept("the micro-batch"), "micro-batch-size", default=tf1.choose_batch),
-    whole_row("gradient-accumulation-count", renamed("gradient-accumulation"), default="1"),
+    count_row("batch-size", kept("the micro-batch"), "micro-batch-size", default=tf1.choose_batch),
+    count_row("gradient-accumulation-count", renamed("gradient-accumulation"), default="1"),
     number_row("base-learning-rate", computed(tf1.say_rate, "2^n x the global batch"),
-            "base-learning-rate-exponent", default=tf1.choose_exponent),
-    number_row("abs-learning-rate", computed(tf1.say_absolute_rate, "--lr")),
-    number_row("epochs", computed(tf1.say_epochs, "--epochs"), "epoch", default=tf1.choose_epochs),
-    whole_row("iterations", computed(tf1.say_iterations, "--steps")),
+            "base-learning-rate-exponent", default=tf1.choose_exponent, number=EXPONENT),
+    number_row("abs-learning-rate", computed(tf1.say_absolute_rate, "--lr"), number=POSITIVE),
+    number_row("epochs", computed(tf1.say_epochs, "--epochs"), "epoch",
+               default=tf1.choose_epochs, number=POSITIVE),
+    count_row("iterations", computed(tf1.say_iterations, "--steps")),
     number_row("weight-decay", renamed("l2-regularization", why="a term of the gradient"),
             default=tf1.choose_decay),
     number_row("loss-scaling", kept(), default="128"),
@@ -255,7 +223,7 @@ _TRAINING_TABLE = (
     number_row("rmsprop-decay", _with_rmsprop("rmsprop-decay"),
             default=_choose_rmsprop_decay),
     number_row("rmsprop-base-decay-exp", computed(tf1.say_rmsprop_exponent, "--rmsprop-decay"),
-            default=_choose_rmsprop_exponent),
+            default=_choose_rmsprop_exponent, number=EXPONENT),
     number_row("rmsprop-epsilon", _with_rmsprop("optimizer-eps"), default=_choose_eps),
     number_row("lars-epsilon", _with_lars("optimizer-eps"),
             default=lambda values: "0" if tf1.is_lars(values) else ""),
@@ -277,9 +245,11 @@ _TRAINING_TABLE = (
         "learning-rate-schedule", _with_schedule("lr-drop-after", "stepped"),
         default=lambda values: "0.3,0.6,0.8,0.9" if tf1.is_imagenet(values) else "0.5,0.75",
     ),
-    number_row("warmup-epochs", computed(tf1.say_warmup, "--warmup-epoch, in steps"), default="5"),
+    number_row("warmup-epochs", computed(tf1.say_warmup, "--warmup-epoch, in steps"),
+               default="5", number=NOT_NEGATIVE),
     number_row("lr-decay-rate", _with_schedule("lr-decay", "exponential"), default="0.97"),
-    number_row("lr-drops", computed(tf1.say_drops, "--lr-scheduler-freq"), default="146"),
+    number_row("lr-drops", computed(tf1.say_drops, "--lr-scheduler-freq"),
+               default="146", number=POSITIVE),
     number_row("poly-lr-decay-power", _with_schedule("lr-power", "polynomial_decay_lr"),
             default="2"),
     number_row(
@@ -289,22 +259,24 @@ _TRAINING_TABLE = (
     number_row("abs-end-learning-rate",
             only_with("lr-schedule", ("polynomial_decay_lr",),
                       computed(tf1.say_final_rate, "--lr-end-ratio"),
-                      "only --lr-schedule polynomial_decay_lr uses it")),
-    OldOption("weight-avg-N", computed(_average("mean"), "--weight-avg-n"), takes="many"),
-    OldOption("weight-avg-exp", computed(_average("exponential"), "--weight-avg-exp-decay"),
-              takes="many"),
-    OldOption("ckpts-per-epoch", kept(), type="whole", default="1"),
-    whole_row("epochs-per-ckpt", computed(_say_interval, "--ckpts-per-epoch, as 1/N")),
-    whole_row("ckpt-epochs-offset", renamed("first-ckpt-epoch")),
+                      "only --lr-schedule polynomial_decay_lr uses it"), number=NOT_NEGATIVE),
+    OldOption("weight-avg-N", computed(build_average("mean"), "--weight-avg-n"),
+              takes="many", number=COUNT_OR_NONE),
+    OldOption("weight-avg-exp", computed(build_average("exponential"), "--weight-avg-exp-decay"),
+              takes="many", number=SHARE),
+    whole_row("ckpts-per-epoch", kept(), default="1", number=COUNT_OR_NONE),
+    whole_row("epochs-per-ckpt", computed(_say_interval, "--ckpts-per-epoch, as 1/N"),
+              number=COUNT_OR_NONE),
+    whole_row("ckpt-epochs-offset", renamed("first-ckpt-epoch"), number=COUNT_OR_NONE),
     flag_row("no-validation", renamed("validation", {"true": "false"})),
-    whole_row("valid-batch-size", kept()),
+    count_row("valid-batch-size", kept()),
 )  # fmt: skip
 _DATA_TABLE = (
     OldOption("dataset", computed(tf1.say_data, "--data"), choices=tuple(tf1.DATA_NAMES)),
     OldOption("data-dir", computed(tf1.say_folder, "--data-dir")),
     flag_row("generated-data", computed(tf1.build_noise("generated"), "--data generated")),
     flag_row("synthetic-data", computed(tf1.build_noise("synthetic"), "--data synthetic")),
-    whole_row("image-size", kept()),
+    count_row("image-size", kept()),
     flag_row("normalise-input", computed(tf1.say_normalization, "--normalization"), default=_OFF),
     flag_row("hostside-norm", computed(_say_location, "--normalization-location host")),
     flag_row("no-hostside-norm", computed(_say_device_location, "--normalization-location device")),
@@ -319,15 +291,16 @@ _DATA_TABLE = (
     flag_row("no-dataset-cache", elsewhere("files are kept in memory only with --dataset-cache")),
     whole_row("pipeline-num-parallel",
            elsewhere("a worker process for each core decodes; --workers sets another number")),
-    number_row("dataset-percentage-to-use", computed(tf1.say_percentage, "fewer --epochs")),
+    number_row("dataset-percentage-to-use", computed(tf1.say_percentage, "fewer --epochs"),
+               number=PERCENTAGE),
     flag_row("fused-preprocessing", elsewhere("the device always normalises in one kernel")),
     flag_row("dataset-benchmark", elsewhere("`phalanx data bench` times the input alone")),
 )  # fmt: skip
 _MACHINE_TABLE = (
-    whole_row("shards", kept("stages of the model")),
+    count_row("shards", kept("stages of the model")),
     OldOption("sharding-exclude-filter", kept(), takes="many"),
     OldOption("sharding-include-filter", kept(), takes="many"),
-    whole_row("replicas", computed(tf1.say_replicas, "--replicas"), default="1"),
+    count_row("replicas", computed(tf1.say_replicas, "--replicas"), default="1"),
     flag_row("pipeline", kept(), default=_OFF),
     OldOption("pipeline-splits", kept(), takes="many", default="none"),
     OldOption(
@@ -338,7 +311,7 @@ _MACHINE_TABLE = (
     flag_row("enable-half-partials", renamed("half-partials"), default=_OFF),
     flag_row("no-stochastic-rounding", computed(tf1.say_rounding, "--enable-stochastic-rounding"),
           default=_OFF),
-    whole_row("batches-per-step", computed(_say_reads, "--device-iterations"),
+    count_row("batches-per-step", computed(_say_reads, "--device-iterations"),
               "device-iterations"),
     OldOption("select-ipus", DEVICE_CHOICE, takes="many"),
     flag_row("fp-exceptions", kept()),
@@ -369,8 +342,9 @@ _LOG_TABLE = (
     OldOption("log-dir", computed(_say_folder_of_runs, "--run-dir"), aliases=("logs-path",)),
     OldOption("name-suffix", computed(_say_suffix, "--run-dir")),
     whole_row("logs-per-epoch", kept(),
-           default=lambda values: "" if values.is_given("iterations") else "16"),
-    whole_row("log-freq", computed(tf1.say_log_interval, "--logs-per-epoch"),
+           default=lambda values: "" if values.is_given("iterations") else "16",
+           number=COUNT_OR_NONE),
+    count_row("log-freq", computed(tf1.say_log_interval, "--logs-per-epoch"),
            default=lambda values: "500" if values.is_given("iterations") else ""),
     flag_row("no-logs", nothing("a run's records are what it is resumed from")),
     OldOption("log-all-instances", nothing(_FIRST_RANK)),

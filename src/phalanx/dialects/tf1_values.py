@@ -95,8 +95,8 @@ def _count_batch(values: OldValues) -> int:
 
 
 def _count_images(values: OldValues) -> int:
-    """The training images of the dataset."""
-    images = DATASETS[DATA_NAMES.get(find_data(values), "imagenet")].train_images
+    """The training images: those that are here, or as many as the dataset is published with."""
+    images = values.images or DATASETS[DATA_NAMES.get(find_data(values), "imagenet")].train_images
     assert images is not None
     return images
 

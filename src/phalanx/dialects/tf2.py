@@ -12,6 +12,7 @@ from phalanx.dialects.table import (
     OldValues,
     Script,
     computed,
+    count_row,
     elsewhere,
     kept,
     nothing,
@@ -35,7 +36,7 @@ def _list_facts(values: OldValues) -> list[Fact]:
     facts = [
         Fact({"epoch-tail": "drop"}, "an epoch's last images that fill no step were left out"),
         Fact({"norm-eps": "1e-5" if small else "1.001e-5"}, "the norm's epsilon"),
-        Fact({"zero-init-residual": str(model == "resnet50").lower()}, "bottlenecks did so"),
+        Fact({"zero-init-residual": str(model == "resnet50").lower()}, "only bottlenecks did so"),
     ]
     if values.text("precision") != "32.32":
         facts.append(Fact({"half-type": "float16"}, "16 bits were float16"))
@@ -113,8 +114,8 @@ _VALIDATE = _replace(
     ),
     bool_row("training", _DONE),
     bool_row("validation", _DONE),
-    whole_row("num-replicas", elsewhere("all devices there are share the images")),
-    whole_row("micro-batch-size", renamed("valid-batch-size")),
+    count_row("num-replicas", elsewhere("all devices there are share the images")),
+    count_row("micro-batch-size", renamed("valid-batch-size")),
 )  # fmt: skip
 
 
@@ -183,10 +184,10 @@ _REQUEST = _serve_instead(
     *_build_network_rows(),
     OldOption("host", nothing(_OWN_PORT)),
     whole_row("port", nothing(_OWN_PORT)),
-    whole_row("batch-size", kept("images in a request; the server makes batches of its own"),
+    count_row("batch-size", kept("images in a request; the server makes batches of its own"),
               default="1"),
-    whole_row("num-threads", kept(), default="2"),
-    whole_row("num-images", computed(_say_requests, "--num-images"), default="1000"),
+    count_row("num-threads", kept(), default="2"),
+    count_row("num-images", computed(_say_requests, "--num-images"), default="1000"),
     _switch_row("use-async"),
     _switch_row("verbose"),
     OldOption("serving-bin-path", nothing("the server is `phalanx serve`")),
@@ -224,7 +225,7 @@ _EXPORT = _serve_instead(
     *_build_network_rows(),
     OldOption("dataset-path", renamed("data-dir", why="the answers are compared on its images")),
     OldOption("export-dir", computed(_name_export, "--out")),
-    whole_row("micro-batch-size", computed(_say_max_batch, "--max-batch")),
+    count_row("micro-batch-size", computed(_say_max_batch, "--max-batch")),
     OldOption("precision", computed(_say_type, "--dtype"), choices=("16.16", "16.32", "32.32")),
     bool_row("accelerator-side-preprocess", renamed("with-preprocessing")),
     OldOption("checkpoint-input-path", computed(_find_checkpoint, "what is exported")),

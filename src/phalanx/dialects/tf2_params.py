@@ -6,6 +6,14 @@ from typing import Any
 
 import yaml
 
+from phalanx.dialects.numbers import (
+    COUNT,
+    EXPONENT,
+    NOT_NEGATIVE,
+    NUMBER,
+    POSITIVE,
+    NumberKind,
+)
 from phalanx.dialects.table import Effect, OldValues
 from phalanx.dialects.tf2_values import count_all_updates, count_batch, count_updates, say_length
 from phalanx.errors import ConfigError, suggest
@@ -15,6 +23,7 @@ _REQUIRED = {  # parameters of each optimizer
     "lars": ("momentum", "weight_decay", "eeta", "epsilon"),
     "rmsprop": ("momentum", "base_decay_exponent", "epsilon"),
 }
+_SMALLEST_RATE = 1e-18  # below it there is no rate to take shares of
 _KERAS_MOMENTUM, _KERAS_EPSILON = 0.99, "1e-7"
 _SCHEDULE_KEYS = {  # parameters of each schedule; the first ones have to be given
     "const": ("initial_learning_rate",),
@@ -62,14 +71,12 @@ def _take(name: str, found: Mapping[str, Any], keys: Sequence[str], owner: str) 
             raise ConfigError(f"--{name}: {owner} has no parameter {key}; {suggest(key, keys)}")
 
 
-def _to_number(name: str, key: str, value: Any) -> Fraction:
+def _to_number(name: str, key: str, value: Any, kind: NumberKind = NUMBER) -> Fraction:
     """A number among parameters, exactly; YAML takes 1e-5 for text."""
-    try:
-        if isinstance(value, bool):
-            raise ValueError
-        return Fraction(str(value))
-    except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"--{name}: {key}: expected a number, got {value!r}") from None
+    problem = kind.find_problem(str(value))
+    if problem:
+        raise ConfigError(f"--{name}: {key}: {problem}")
+    return Fraction(str(value))
 
 
 def _spell(number: Fraction | float) -> str:
@@ -84,7 +91,8 @@ def say_optimizer_params(text: str, values: OldValues) -> Effect:
     name, rule = "optimizer-params", values.text("optimizer").lower()
     found = _read_params(values, name)
     _take(name, found, _REQUIRED[rule], f"--optimizer {rule}")
-    numbers = {key: _to_number(name, key, value) for key, value in found.items()}
+    kinds = {"base_decay_exponent": EXPONENT}
+    numbers = {k: _to_number(name, k, v, kinds.get(k, NUMBER)) for k, v in found.items()}
     flags = {"momentum": _spell(numbers["momentum"])}
     if rule == "sgd":
         flags["optimizer"] = "momentum" if numbers["momentum"] else "sgd"
@@ -127,7 +135,7 @@ def _count_warmup(values: OldValues) -> tuple[Fraction, int]:
     if not found:
         return Fraction(0), 0
     _take(name, found, _WARMUP_KEYS, "a warm-up")
-    epochs = _to_number(name, "warmup_epochs", found["warmup_epochs"])
+    epochs = _to_number(name, "warmup_epochs", found["warmup_epochs"], NOT_NEGATIVE)
     return epochs, int(epochs * count_updates(values))
 
 
@@ -170,7 +178,8 @@ def say_schedule(text: str, values: OldValues) -> Effect:
         why += f", of which the run reaches {float(reached):.4g}"
     flags = {"lr-per-image": _spell(initial * reached), "lr": ""}
     if shape != "const":
-        epochs = _to_number(name, "epochs_to_total_decay", known["epochs_to_total_decay"])
+        key = "epochs_to_total_decay"
+        epochs = _to_number(name, key, known[key], POSITIVE)
         flags["lr-decay-length"] = say_length(values, epochs)
     if shape == "polynomial":
         ratio = _to_number(name, "end_learning_rate_ratio", known["end_learning_rate_ratio"])
@@ -183,8 +192,9 @@ def _say_steps(found: Mapping[str, Any], values: OldValues) -> Effect:
     """A rate that falls at given epochs, one step after each; the rates count as they are."""
     name = "lr-schedule-params"
     lists = [found[key] if isinstance(found[key], list) else [] for key in ("boundaries", "values")]
-    epochs, rates = ([_to_number(name, "a list", one) for one in part] for part in lists)
-    if not epochs or len(rates) != len(epochs) + 1 or not rates[0]:
+    epochs = [_to_number(name, "boundaries", one, NOT_NEGATIVE) for one in lists[0]]
+    rates = [_to_number(name, "values", one, NOT_NEGATIVE) for one in lists[1]]
+    if not epochs or len(rates) != len(epochs) + 1 or rates[0] < _SMALLEST_RATE:
         raise ConfigError(
             f"--{name}: boundaries and values are lists, and there is one value more, as in "
             "'{boundaries: [30, 60], values: [0.1, 0.01, 0.001]}'"
@@ -228,7 +238,7 @@ def _say_groups(found: Mapping[str, Any]) -> Effect:
             "--norm-layer: a group norm has either num_groups or channels_per_group; give one"
         )
     if both == ["num_groups"]:
-        groups = str(int(_to_number("norm-layer", "num_groups", found["num_groups"])))
+        groups = str(_to_number("norm-layer", "num_groups", found["num_groups"], COUNT))
         return Effect(flags={"norm-type": "group", "norm-num-groups": groups})
     why = "channels_per_group: every layer has as many groups here, 32; so the network differs"
     return Effect(flags={"norm-type": "group"}, why=why, warnings=(why,))

@@ -6,6 +6,7 @@ from phalanx.catalog.datasets import DATASETS
 from phalanx.dialects.table import Effect, OldValues
 from phalanx.errors import ConfigError
 from phalanx.plan.events import nearest_divisor
+from phalanx.units import parse_exact
 
 NETWORKS = {  # our name of each model
     **{f"resnet{size}": f"resnet{size}" for size in (18, 34, 50)},
@@ -125,8 +126,8 @@ def say_global_batch(text: str, values: OldValues) -> Effect:
 
 
 def _count_images(values: OldValues) -> int:
-    """The training images of the dataset."""
-    images = DATASETS[find_data(values)].train_images
+    """The training images: those that are here, or as many as the dataset is published with."""
+    images = values.images or DATASETS[find_data(values)].train_images
     assert images is not None
     return images
 
@@ -177,7 +178,7 @@ def say_updates(text: str, values: OldValues) -> Effect:
 
 def _find_rate(name: str, text: str) -> Fraction:
     try:
-        rate = Fraction(text)
+        rate = parse_exact(text)
     except (ValueError, ZeroDivisionError):
         raise ConfigError(
             f"--{name}: expected times per epoch, such as 2 or 1/2, got {text!r}"

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from phalanx.dialects.numbers import COUNT, POSITIVE, WHOLE
 from phalanx.dialects.table import (
     Effect,
     GivenOption,
@@ -17,6 +18,7 @@ from phalanx.dialects.table import (
     OldOption,
     OldValues,
     computed,
+    count_row,
     elsewhere,
     nothing,
     renamed,
@@ -27,7 +29,9 @@ from phalanx.port.match import MatchedWords, match_words
 _PARTITION = "there is no partition of devices to allocate: those of a host are found"
 _NO_PRINT = "every rank keeps its own log; only the first one prints"
 _EXECUTABLES = re.compile(r"--executable_cache_path=(\S+)")
+_CACHE = "model-cache-path"
 _CACHE_WHY = "what is compiled is kept there from run to run"
+_CACHE_UNUSED = Effect(why=f"the new command has no use for --{_CACHE}")
 _TAGGED = Effect(launch={"tag-output": "true"}, why="lines begin with their host")
 _TIMEOUT_WHY = "how long a rank is waited for"
 
@@ -64,7 +68,10 @@ def _count_devices(text: str, values: OldValues) -> Effect:
 
 def _read_mpi_args(text: str, values: OldValues) -> Effect:
     """What poprun handed on to mpirun: variables, the network, how output is shown."""
-    return _merge(_read_mpi_words(shlex.split(text)))
+    effects = _read_mpi_words(shlex.split(text))
+    if values.kind != "train":
+        effects = [_CACHE_UNUSED if _CACHE in effect.flags else effect for effect in effects]
+    return _merge(effects)
 
 
 def _read_mpi_words(words: Sequence[str]) -> list[Effect]:
@@ -101,7 +108,7 @@ def _read_poplar_flags(value: str) -> Effect:
     cache = _EXECUTABLES.search(value)
     if cache is None:
         return Effect(why="TF_POPLAR_FLAGS: settings of the IPU's compiler")
-    return Effect(flags={"model-cache-path": cache[1]}, why=_CACHE_WHY)
+    return Effect(flags={_CACHE: cache[1]}, why=_CACHE_WHY)
 
 
 def _read_timeout(value: str) -> Effect:
@@ -131,7 +138,7 @@ VARIABLES = {  # of the environment: what each becomes; others are kept as they 
         why="TF_CPP_VMODULE: what TensorFlow's compiler prints", kind="nothing"
     ),
     "POPLAR_LOG_LEVEL": lambda value: Effect(why="what the IPU's compiler prints", kind="nothing"),
-    "POPART_CACHE_DIR": lambda value: Effect(flags={"model-cache-path": value}, why=_CACHE_WHY),
+    "POPART_CACHE_DIR": lambda value: Effect(flags={_CACHE: value}, why=_CACHE_WHY),
     "TF_CONFIG": lambda value: Effect(why="the hosts are those of --host", kind="computed"),
 }
 
@@ -156,25 +163,25 @@ def _name_hosts(text: str, values: OldValues) -> Effect:
 
 _HOSTS = computed(_name_hosts, "--host of phalanx launch")
 _POPRUN = (
-    OldOption("num-replicas", computed(_count_replicas, "--replicas"), type="whole"),
+    count_row("num-replicas", computed(_count_replicas, "--replicas")),
     OldOption(
         "num-instances",
         elsewhere("every device has a process of its own; workers feed each of them"),
-        type="whole",
+        number=COUNT,
     ),
     OldOption(
         "ipus-per-replica",
         computed(_count_devices, "--devices-per-replica of phalanx launch"),
-        type="whole",
+        number=COUNT,
         lacks_value=True,
     ),
     OldOption("host", _HOSTS, aliases=("hosts", "H")),
     OldOption("numa-aware", elsewhere("the operating system places processes near their memory")),
     OldOption("mpi-local-args", computed(_read_mpi_args, "-x, --tag-output of phalanx launch")),
     OldOption("mpi-global-args", computed(_read_mpi_args, "--interface of phalanx launch")),
-    OldOption("executable-cache-path", renamed("model-cache-path", why=_CACHE_WHY)),
-    OldOption("vipu-server-timeout", renamed("rank-timeout", why=_TIMEOUT_WHY), type="number"),
-    OldOption("only-output-from-instance", elsewhere(_NO_PRINT), type="whole"),
+    OldOption("executable-cache-path", renamed(_CACHE, why=_CACHE_WHY)),
+    OldOption("vipu-server-timeout", renamed("rank-timeout", why=_TIMEOUT_WHY), number=POSITIVE),
+    OldOption("only-output-from-instance", elsewhere(_NO_PRINT), number=WHOLE),
     OldOption("offline-mode", nothing("nothing is compiled ahead for a device that is not there")),
     OldOption(
         "print-topology", elsewhere("`phalanx plan` shows who runs what, and --dry-run the lines")
@@ -210,7 +217,7 @@ def _count_processes(text: str, values: OldValues) -> Effect:
 _PLACED = "the operating system places processes"
 _MPIRUN = (
     OldOption("H", _HOSTS, aliases=("host", "hosts")),
-    OldOption("np", computed(_count_processes, "--replicas"), aliases=("n", "c"), type="whole"),
+    OldOption("np", computed(_count_processes, "--replicas"), aliases=("n", "c"), number=COUNT),
     OldOption("x", computed(_read_one_variable, "-x of phalanx launch")),
     OldOption("tag-output", computed(_tag_output, "--tag-output of phalanx launch"), takes="flag"),
     OldOption("bind-to", elsewhere(_PLACED)),

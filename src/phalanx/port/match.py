@@ -12,7 +12,6 @@ from phalanx.dialects.table import TRUE, GivenOption, OldOption
 _NEGATIVE = re.compile(r"-\d*\.?\d+(e[-+]?\d+)?", re.IGNORECASE)
 TRUE_WORDS = ("true", "t", "1", "yes", "y", "on")
 FALSE_WORDS = ("false", "f", "0", "no", "n", "off")
-_WANTED = {"whole": "a whole number", "number": "a number"}
 
 
 @dataclass
@@ -46,7 +45,8 @@ def match_words(
             break
         elif word != "--":
             found.problems.append(
-                f"{word}: is no option and belongs to none; put it after the option it is for"
+                f"{word}: is no option and belongs to none; put it after the option it is for, or "
+                "quotes around a value with spaces in it"
             )
     return found
 
@@ -127,7 +127,7 @@ def find_option(
 
 def _is_worked_with(option: OldOption) -> bool:
     """Whether a value is more than a text that is handed on."""
-    return option.type in _WANTED or bool(option.choices) or option.takes in ("bool", "bools")
+    return option.number is not None or bool(option.choices) or option.takes in ("bool", "bools")
 
 
 def _fill_in(option: OldOption, value: str) -> str:
@@ -163,19 +163,11 @@ def find_wrong_value(option: OldOption, dashed: str, values: Sequence[str]) -> s
             near = get_close_matches(value, option.choices, n=1)
             way_out = f"did you mean {near[0]}?" if near else f"it was {_join(option.choices)}"
             return f"{dashed} {value}: the old program has no such choice; {way_out}"
-        if option.type in _WANTED and not _is_number(value, whole=option.type == "whole"):
-            return f"{dashed}: expected {_WANTED[option.type]}, got {value!r}"
+        if option.number is not None and (problem := option.number.find_problem(value)):
+            return f"{dashed}: {problem}"
         if option.takes in ("bool", "bools") and value.lower() not in TRUE_WORDS + FALSE_WORDS:
             return f"{dashed}: expected true or false, got {value!r}"
     return ""
-
-
-def _is_number(text: str, *, whole: bool) -> bool:
-    try:
-        number = float(text)
-    except ValueError:
-        return False
-    return abs(number) < 1e18 and (not whole or number == int(number))
 
 
 def _join(choices: Sequence[str]) -> str:

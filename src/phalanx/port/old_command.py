@@ -62,7 +62,7 @@ def read_old_command(words: Sequence[str], environment: Mapping[str, str]) -> Ol
         raise join_problems(problems)
     if rest[:1] == ["--"]:
         rest = rest[1:]
-    if not rest:
+    if not "".join(rest).strip():
         raise ConfigError(
             "there is no program in it; paste a whole command line, such as: "
             "phalanx port -- python3 train.py --model resnet"

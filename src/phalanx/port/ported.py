@@ -22,6 +22,7 @@ from phalanx.port.match import match_words
 from phalanx.port.new_command import NewCommand, quote_word
 from phalanx.port.old_command import OldCommand, read_old_command
 from phalanx.port.preset_values import (
+    find_overruled,
     find_same_rate,
     is_same_value,
     lay_over,
@@ -92,31 +93,44 @@ def port_line(
     dialect: str | None = None,
     overrides: Mapping[str, str] | None = None,
     local: bool = False,
+    images: int | None = None,
 ) -> Ported:
     """The answer for one command; ConfigError for what no dialect can mean.
 
-    overrides: options of ours that are laid over the result. local: without hosts.
+    overrides: options of ours that are laid over the result. local: without hosts. images: those
+    to train with, where they are here.
     """
     old = read_old_command(line.words, line.environment)
     chosen = choose_script(old, dialect)
     if chosen.matched.problems:
         raise join_problems(chosen.matched.problems)
-    port = _read_values(old, chosen)
+    port = _read_values(old, chosen, images)
     port.warnings += [f"{text}: was left out" for text in line.left_out]
+    port.warnings += [
+        f"{text}: was left out; change to that folder first, or relative paths lead elsewhere"
+        for text in line.moves
+    ]
     answer = _answer(port, options_of, overrides or {}, local=local)
     return replace(answer, old=" ".join(map(quote_word, line.words)))
 
 
 def port_entry(
-    name: str, chosen: ChosenScript, options_of: _OptionsOf, overrides: Mapping[str, str]
+    name: str,
+    chosen: ChosenScript,
+    options_of: _OptionsOf,
+    *,
+    overrides: Mapping[str, str],
+    images: int | None = None,
 ) -> Ported:
     """The answer for an entry of a configs.yml, whose keys were matched with a script's options.
 
-    overrides: options of ours that are laid over the result.
+    overrides: options of ours that are laid over the result. images: those to train with, where
+    they are here.
     """
     config = _to_values([one for one in chosen.matched.given if one.values])
     _refuse_rivals(chosen, config)
-    values = OldValues(chosen.script.options, {}, config, launch=_add_stages(LaunchFacts(), config))
+    facts = _add_stages(LaunchFacts(), config)
+    values = OldValues(chosen.script.options, {}, config, launch=facts, images=images)
     port = PortJob(OldCommand(), chosen, values, warnings=[*chosen.warnings])
     return replace(_answer(port, options_of, overrides, local=True), old=name)
 
@@ -132,7 +146,7 @@ def _answer(
         command.variables |= entry.effect.variables
         port.warnings += _list_warnings(entry)
     command.launch = {} if local else command.launch
-    rows = _build_rows(entries, made.has, command, made.taken)
+    rows = _build_rows(made, overrides)
     is_known = port.config_known and not port.chosen.matched.wants_help
     notes = port.chosen.script.notes(port.values) if is_known else []
     return Ported(
@@ -191,7 +205,7 @@ def _compose(port: PortJob, options_of: _OptionsOf, overrides: Mapping[str, str]
     return _Composed(command, entries, has, taken)
 
 
-def _read_values(old: OldCommand, chosen: ChosenScript) -> PortJob:
+def _read_values(old: OldCommand, chosen: ChosenScript, images: int | None) -> PortJob:
     """The options with those of a named config below them."""
     given = _to_values(chosen.matched.given)
     name = given.get("config", "")
@@ -211,6 +225,7 @@ def _read_values(old: OldCommand, chosen: ChosenScript) -> PortJob:
         kind=chosen.script.kind,
         launch=facts,
         environment=old.environment,
+        images=images,
     )
     port = PortJob(old, chosen, values, name, entry is not None or not name)
     port.warnings += chosen.warnings
@@ -277,21 +292,18 @@ def _choose_taken(known: Collection[str], flags: Mapping[str, str], *, named: bo
     return taken
 
 
-def _build_rows(
-    entries: Sequence[LayerEntry],
-    has: Mapping[str, object],
-    command: NewCommand,
-    taken: Collection[str],
-) -> list[PortedRow]:
+def _build_rows(made: _Composed, overrides: Mapping[str, str]) -> list[PortedRow]:
     """A row for each thing the command says, and for each implied one that adds to it."""
-    flags = merge_flags(entries)
+    entries, has, command = made.entries, made.has, made.command
+    flags, ours = merge_flags(entries), find_overruled(overrides)
     is_model = command.flags.get(TARGET, "") == has.get("model")
     already = "as it is by default" if is_model else "as the preset has it"
     last = {name: entry for entry in entries for name in entry.effect.flags}
     rows = []
     for entry in (e for source in reversed(LAYERS) for e in entries if e.source == source):
-        own = {n: t for n, t in entry.effect.flags.items() if flags.get(n) == t}
-        written = {n: t for n, t in own.items() if n in taken}
+        asked = {n: t for n, t in entry.effect.flags.items() if n not in ours}
+        own = {n: t for n, t in asked.items() if flags.get(n) == t}
+        written = {n: t for n, t in own.items() if n in made.taken}
         is_said = entry.source in SAID
         added = {n: t for n, t in written.items() if not is_same_value(n, t, has)}
         shown = written if is_said else {n: t for n, t in added.items() if last[n] is entry}
@@ -299,14 +311,24 @@ def _build_rows(
             continue
         words = NewCommand("", dict(shown)).words + command.spell_around(entry.effect)
         why, kind = entry.effect.why, entry.kind
-        overruled = {n: flags[n] for n in entry.effect.flags if n not in own and n in flags}
-        if own and not written:
+        overruled = {n: flags[n] for n in asked if n not in own and n in flags}
+        counts = {ours[n]: overrides[ours[n]] for n in entry.effect.flags if n in ours}
+        if counts and not own:
+            why = f"does not count beside {_spell(counts)}, which is given to `port`"
+        elif own and not written:
             why, kind = "the new command has no use for it", "nothing"
         elif is_said and overruled and not own:
-            counts = " ".join(NewCommand("", overruled).words)
-            why = "; ".join(filter(None, [why, f"{counts} counts, which is said elsewhere"]))
+            why = _add_reason(why, f"{_spell(overruled)} counts, which is said elsewhere")
         elif is_said and written and not added:
-            why = "; ".join(filter(None, [why, already]))
+            why = _add_reason(why, already)
         old = " ".join(entry.old.split())
         rows.append(PortedRow(old, " ".join(map(quote_word, words)), kind, why, entry.source))
     return rows
+
+
+def _spell(flags: dict[str, str]) -> str:
+    return " ".join(NewCommand("", flags).words)
+
+
+def _add_reason(why: str, more: str) -> str:
+    return "; ".join(filter(None, [why, more]))

@@ -71,12 +71,22 @@ def is_same_value(name: str, text: str, has: Mapping[str, object]) -> bool:
         return False
 
 
-def lay_over(flags: dict[str, str], overrides: Mapping[str, str]) -> dict[str, str]:
-    """The flags under options of ours; what these exclude is left out.
+def find_overruled(overrides: Mapping[str, str]) -> dict[str, str]:
+    """The flags that options of ours overrule, each with the one that counts.
 
     In a run of another length, the preset's warm-up counts, which is shortened where it must be.
     """
-    rivals = {name for group in EXCLUSIVE if overrides.keys() & set(group) for name in group}
-    rivals |= set(_LENGTHS) if overrides.keys() & {"steps", "epochs"} else set()
-    rivals |= {"data-dir"} if overrides.get("data") in ("generated", "synthetic") else set()
-    return {n: text for n, text in flags.items() if n not in rivals} | dict(overrides)
+    length = next((name for name in ("steps", "epochs") if name in overrides), None)
+    found = dict.fromkeys(_LENGTHS, length) if length else {}
+    for group in EXCLUSIVE:
+        given = next((name for name in group if name in overrides), None)
+        found |= dict.fromkeys(group, given) if given else {}
+    if overrides.get("data") in ("generated", "synthetic"):
+        found["data-dir"] = "data"
+    return found | {name: name for name in overrides}
+
+
+def lay_over(flags: Mapping[str, str], overrides: Mapping[str, str]) -> dict[str, str]:
+    """The flags under options of ours; what these exclude is left out."""
+    overruled = find_overruled(overrides)
+    return {n: text for n, text in flags.items() if overruled.get(n, n) == n} | dict(overrides)

@@ -5,7 +5,7 @@ Variables stay as they are written: they are looked up where a plan or a run nee
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from phalanx.errors import ConfigError
 
@@ -23,6 +23,7 @@ class OldLine:
     environment: dict[str, str] = field(default_factory=dict)  # what lines before it exported
     line: int = 1  # where it begins
     left_out: tuple[str, ...] = ()  # placeholders and what belonged to the shell
+    moves: tuple[str, ...] = ()  # commands before it that change the folder, as they stand there
 
 
 def read_words(words: Sequence[str]) -> list[OldLine]:
@@ -35,14 +36,18 @@ def read_words(words: Sequence[str]) -> list[OldLine]:
 def read_text_lines(text: str) -> list[OldLine]:
     """The commands of a pasted text or a script, with what was exported before each."""
     exported: dict[str, str] = {}
+    moves: list[str] = []
     found = []
     for number, all_words in _Reader(text).read():
         words = all_words[1:] if all_words[0] == "$" else all_words  # a prompt, copied along
         assigned = words[1:] if words[:1] == ["export"] else words
         if assigned and all(_ASSIGNMENT.match(word) for word in assigned):
             exported |= dict(word.split("=", 1) for word in assigned)
+        elif words[:1] == ["cd"]:
+            moves.append(" ".join(words))
         elif words:
-            found.append(_build_line(words, dict(exported), number))
+            line = _build_line(words, dict(exported), number)
+            found.append(replace(line, moves=tuple(moves)))
     return found
 
 
