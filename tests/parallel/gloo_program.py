@@ -14,7 +14,7 @@ import torch.distributed as dist  # noqa: E402
 from phalanx.parallel.supervisor import watch_supervisor  # noqa: E402
 from phalanx.parallel.watchdog import Watchdog, enable_stack_dumps  # noqa: E402
 
-STEPS = 200
+STEPS = 1500
 
 
 def main(folder: Path) -> int:
@@ -37,7 +37,7 @@ def main(folder: Path) -> int:
                 return 8  # a peer is gone
             step, total = step + 1, total + int(number)
             watchdog.beat()
-            time.sleep(0.02)
+            time.sleep(0.01)
             if rank == 0 and step % 5 == 0:
                 (folder / "sum.new").write_text(f"{step} {total}")
                 (folder / "sum.new").rename(saved)
