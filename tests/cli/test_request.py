@@ -66,6 +66,14 @@ def test_a_table_of_labels(server, photos, tmp_path, capsys):
     assert f"--labels {table}: names none of the images" in capsys.readouterr().err
 
 
+def test_a_table_of_one_class_is_enough_to_score_by(server, photos, tmp_path, capsys):
+    table = tmp_path / "labels.csv"
+    table.write_text("path,label\nphotos/dog/3.png,cat\n")
+    words = ["request", str(photos / "dog/3.png"), "--url", server.url, "--labels", str(table)]
+    assert main(words) == 0
+    assert "accuracy    100.0% top-1" in capsys.readouterr().out
+
+
 def test_a_measurement_prints_numbers_alone(server, photos, capsys):
     words = ["--num-threads", "3", "--num-images", "20", "--batch-size", "4", "--verbose"]
     assert main(["request", str(photos), "--url", server.url, *words]) == 0
