@@ -155,6 +155,21 @@ def test_a_server_that_is_not_ours_needs_the_name_of_its_model(server, photos, c
     assert "3.png: class 1 88.1%  class 0 11.9%" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "1 image in 1 request over 1 connection in "),
+        (["--use-async"], "1 image in 1 request over 1 connection in "),
+        (["--num-images", "2"], "4 images in 4 requests over 2 connections in "),
+        (["--num-images", "3", "--use-async"], "6 images in 6 requests over 6 connections in "),
+    ],
+)
+def test_no_connection_is_opened_that_nothing_is_sent_over(server, photos, words, said, capsys):
+    assert main(["request", str(photos / "dog"), "--url", server.url, *words]) == 0
+    assert f"answered    {said}" in capsys.readouterr().out
+    assert len(server.connections) == int(said.split()[-3])
+
+
 def test_a_page_of_another_server_is_told_in_a_line(server, photos, capsys):
     server.model = to_json(404, {"error": "Malformed request"})
     page = b"<!DOCTYPE HTML>\n<html>\n<head>\n<title>Error\n response</title></head>\n<p>no\n"
