@@ -24,6 +24,7 @@ from small_server import (
     make_png,
     make_tensor,
     open_server,
+    write_model,
 )
 
 PREDICT = f"/v1/models/{NAME}:predict"
@@ -108,6 +109,10 @@ BAD = {
         PREDICT, {"instances": [np.full((SIZE, SIZE, 3), 256).tolist()]}, {}, 400,
         "must be from 0 to 255",
     ),
+    "large numbers": (
+        PREDICT, {"instances": np.full((1, 3, SIZE, SIZE), -1e300).tolist()}, {}, 400,
+        "instances: -1e+300 is too large for float32",
+    ),
     "no base64": (PREDICT, {"instances": [{"b64": "#"}]}, {}, 400, "no base64"),
     "b64 of a number": (PREDICT, {"instances": [{"b64": 3}]}, {}, 400, 'expected {"b64"'),
     "a file that is none": (
@@ -129,6 +134,10 @@ BAD = {
     "too many": (INFER, tensor_input(shape=[17, 3, SIZE, SIZE]), {}, 413, "--max-images is 16"),
     "none": (INFER, tensor_input(shape=[0, 3, SIZE, SIZE]), {}, 400, "no image was sent"),
     "too few numbers": (INFER, tensor_input(data=[1.0]), {}, 400, "3,072 numbers, 1 were sent"),
+    "a large number": (
+        INFER, tensor_input(data=[*ONE[1:], 1e300]), {}, 400,
+        "input: 1e+300 is too large for float32, which ends at 3.4e+38",
+    ),
     "no data": (INFER, tensor_input(data=None), {}, 400, '"data" must be a list'),
     "an id": (INFER, {**tensor_input(data=ONE), "id": 3}, {}, 400, '"id" must be a string'),
     "outputs": (INFER, {**tensor_input(data=ONE), "outputs": 3}, {}, 400, '"outputs" must be'),
@@ -195,10 +204,33 @@ def test_a_known_path_with_another_method_is_405(server: RunningServer):
         assert answer.json["error"] == f"{path} does not take GET"
 
 
-def test_a_number_that_is_too_large_is_no_mistake_of_the_server(server: RunningServer):
-    answer = server.ask(INFER, tensor_input(data=[1e300, *ONE[1:]]))
-    assert answer.status == 200
-    assert None in answer.json["outputs"][0]["data"], "infinity has no number in JSON"
+def test_values_that_the_model_makes_infinity_of_are_refused(server: RunningServer):
+    large, infinite = make_tensor(1), make_tensor(1)
+    large[0, :, 5:9] = 3e38
+    infinite[0, 0, 5, 5] = np.inf
+    for tensor, most in ((large, "3e+38"), (infinite, "inf")):
+        answer = server.ask(INFER, *infer_body(tensor))
+        assert answer.status == 400
+        assert answer.json["error"].startswith("the model gives infinity or NaN for these values")
+        assert answer.json["error"].endswith(f" to {most}; send normalised pixels")
+    instances = np.full((1, 3, SIZE, SIZE), 3e38).tolist()
+    assert "infinity or NaN" in server.ask(PREDICT, {"instances": instances}).json["error"]
+
+
+def test_a_model_that_makes_infinity_of_images_has_failed(tmp_path):
+    with open_server(write_model(tmp_path / "m.onnx", factor=np.inf), "--name", NAME) as found:
+        for path, body in (
+            ("/predict", make_png()),
+            (PREDICT, {"instances": [{"b64": base64.b64encode(make_png()).decode()}]}),
+        ):
+            answer = found.ask(path, body, PNG)
+            assert answer.status == 500
+            assert answer.json["error"] == (
+                "the model gives infinity or NaN for an image: its weights are damaged, or its "
+                "precision is too low"
+            )
+        found.process.terminate()
+        assert found.process.stderr.read().count("the model gives infinity or NaN") == 2
 
 
 def send(server: RunningServer, *pieces: bytes, pause_s: float = 0.0) -> bytes:

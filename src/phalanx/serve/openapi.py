@@ -86,8 +86,8 @@ def build_openapi(service: Service, *, needs_key: bool = False) -> _Schema:
 
 def _describe_schemas(service: Service) -> dict[str, _Schema]:
     classes = len(service.metadata.classes)
-    logits = _list_of({"type": ["number", "null"]}, classes)
-    guess = _object({"class": _TEXT, "probability": {"type": ["number", "null"]}})
+    logits = _list_of(_NUMBER, classes)
+    guess = _object({"class": _TEXT, "probability": _NUMBER})
     prediction = _object(
         {
             "image": _TEXT,

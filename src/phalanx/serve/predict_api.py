@@ -95,10 +95,9 @@ def _refuse_content_type(kind: str) -> None:
 
 def _softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
     """Probabilities of one image's logits."""
-    with np.errstate(invalid="ignore"):  # logits that are no numbers give none
-        powers = np.exp(logits.astype(np.float64) - logits.max())
-        shares: NDArray[np.float64] = powers / powers.sum()
-        return shares
+    powers = np.exp(logits.astype(np.float64) - logits.max())
+    shares: NDArray[np.float64] = powers / powers.sum()
+    return shares
 
 
 def _add_details(
@@ -120,7 +119,7 @@ def _to_data_url(pixels: Pixels) -> str:
 
 
 def _scale_map(values: NDArray[Any]) -> Any:
-    """A map from 0 to 1; all 0 where it is flat or has values that are no numbers."""
+    """A map from 0 to 1; all 0 where it is flat."""
     low, high = float(values.min()), float(values.max())
     if not 0 < high - low < float("inf"):
         return np.zeros(values.shape).tolist()
