@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from phalanx.data.formats.decode import Pixels, encode_png
+from phalanx.errors import suggest
 from phalanx.export.metadata import ACTIVATION_MAP, LOGITS
 from phalanx.serve.api_error import ApiError
 from phalanx.serve.batching import Outputs
@@ -18,6 +19,7 @@ from phalanx.serve.images import ImageFile, PreparedImages
 from phalanx.serve.service import RECORD_KEY, Service, to_json
 
 _DEFAULT_TOP = 5
+_PARAMETERS = ("top", "details")
 _SWITCH = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -46,6 +48,10 @@ class PredictApi:
 
     def _read_query(self, request: Request) -> tuple[int, bool]:
         """How many classes to name, and whether the page's details are wanted."""
+        for name in request.query_params:
+            if name not in _PARAMETERS:
+                known = suggest(name[:60], _PARAMETERS)
+                raise ApiError(400, f"{name[:60]!r}: no such parameter; {known}")
         classes = len(self._service.metadata.classes)
         text = request.query_params.get("top", str(min(_DEFAULT_TOP, classes)))
         if not (
