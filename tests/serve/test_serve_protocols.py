@@ -241,7 +241,7 @@ def test_triton_client_learns_what_is_wrong(client):
     wrong = triton.InferInput("pixels", tensor.shape, "FP32")
     wrong.set_data_from_numpy(tensor)
     with pytest.raises(
-        triton.InferenceServerException, match="no input is called 'pixels'; input, image"
+        triton.InferenceServerException, match="no input is called 'pixels'; there is input, image"
     ):
         client.infer(NAME, [wrong])
 

@@ -64,6 +64,10 @@ BAD = {
     "top": ("/predict?top=8", make_png(), PNG, 400, "from 1 to 7, got '8'"),
     "top of text": ("/predict?top=x", make_png(), PNG, 400, "from 1 to 7, got 'x'"),
     "details": ("/predict?details=x", make_png(), PNG, 400, "expected true or false"),
+    "tops": ("/predict?tops=3", make_png(), PNG, 400, "'tops': no such parameter; did you mean"),
+    "another parameter": (
+        "/predict?top=3&labels=yes", make_png(), PNG, 400, "choose from top, details",
+    ),
     "text": ("/predict", b"{}", {"Content-Type": "text/plain"}, 415, "no image"),
     "no boundary": ("/predict", b"x", {"Content-Type": "multipart/form-data"}, 400, "boundary"),
     "no form": ("/predict", b"x", FORM, 400, "no end"),
@@ -125,11 +129,18 @@ BAD = {
     # Open Inference Protocol
     "no inputs": (INFER, {}, {}, 400, "exactly one input, one of input, image_bytes"),
     "two inputs": (INFER, {"inputs": [{}, {}]}, {}, 400, "exactly one"),
-    "an input's name": (INFER, tensor_input(name="x"), {}, 400, "no input is called 'x'"),
+    "an input's name": (
+        INFER, tensor_input(name="x"), {}, 400,
+        "no input is called 'x'; there is input, image_bytes",
+    ),
     "a name of lists": (INFER, tensor_input(name=[]), {}, 400, "no input is called []"),
     "a datatype": (INFER, tensor_input(datatype="FP16"), {}, 400, "must be FP32, found 'FP16'"),
     "no shape": (INFER, tensor_input(shape=None), {}, 400, "shape must be a list"),
     "negative": (INFER, tensor_input(shape=[-1, 3, SIZE, SIZE]), {}, 400, "shape must be a list"),
+    "a large shape": (
+        INFER, tensor_input(shape=[10**18]), {}, 400,
+        "whole numbers from 0 to 2,147,483,647, found [1000000000000000000]",
+    ),
     "another shape": (INFER, tensor_input(shape=[1, SIZE, SIZE, 3]), {}, 400, "expected [-1, 3"),
     "too many": (INFER, tensor_input(shape=[17, 3, SIZE, SIZE]), {}, 413, "--max-images is 16"),
     "none": (INFER, tensor_input(shape=[0, 3, SIZE, SIZE]), {}, 400, "no image was sent"),
@@ -266,6 +277,9 @@ def read_counter(server: RunningServer, labels: str) -> int:
         (b"GET / HTTP/1.1\r\nA: " + b"x" * 40_000, b"431"),
         (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 9_000, b"431"),
         (b"GET /" + b"x" * 40_000, b"431"),
+        (b"GET /" + b"x" * 40_000 + b" HTTP/1.1\r\n\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\nA: " + b"x" * 70_000 + b"\r\n\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 9_000 + b"\r\n", b"431"),
         (b"POST /predict HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"400"),
         (b"POST /predict HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", b"400"),
     ],
@@ -277,6 +291,19 @@ def test_what_is_no_request_is_refused(server: RunningServer, sent, status):
     assert send(server, sent).startswith(b"HTTP/1.1 " + status)
     assert read_counter(server, counter) == before + 1
     assert server.ask("/health").status == 200
+
+
+def test_headers_after_a_body_count_as_headers(server: RunningServer):
+    head = b"POST /predict HTTP/1.1\r\nContent-Type: image/png\r\nTransfer-Encoding: chunked\r\n"
+    chunk = b"3\r\nabc\r\n0\r\n"
+    found = send(server, head + b"\r\n" + chunk + b"T: x\r\n" * 9_000 + b"\r\n")
+    assert found.startswith(b"HTTP/1.1 431") and found.count(b"HTTP/1.1") == 1
+
+
+def test_headers_are_counted_for_each_request(server: RunningServer):
+    one = b"GET /health HTTP/1.1\r\nA: " + b"x" * 20_000 + b"\r\n\r\n"
+    last = b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"
+    assert send(server, one, one, one, last, pause_s=0.05).count(b"HTTP/1.1 200") == 4
 
 
 def test_a_chunked_body_is_limited_too(server: RunningServer):
