@@ -180,7 +180,7 @@ def run_server(
     """Warm the models up, answer until a signal comes, then what has been accepted."""
     service.start()
     limits = _fit_connections(service.limits)
-    app = build_app(service, api_key=api_key, log=log)
+    app = build_app(service, url=listening.url, api_key=api_key, log=log)
     protocol = type(
         "_Protocol", (LimitedProtocol,), {"limits": limits, "bodies": service.bodies, "gate": app}
     )
