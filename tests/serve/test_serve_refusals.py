@@ -240,7 +240,7 @@ def test_a_model_that_makes_infinity_of_images_has_failed(tmp_path):
                 "the model gives infinity or NaN for an image: its weights are damaged, or its "
                 "precision is too low"
             )
-        found.process.terminate()
+        found.process.kill()
         assert found.process.stderr.read().count("the model gives infinity or NaN") == 2
 
 
