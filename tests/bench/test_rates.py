@@ -179,6 +179,13 @@ def test_what_cannot_be_measured_is_refused(words, told, capsys):
     assert told in refuse(capsys, *words)
 
 
+@pytest.mark.parametrize("size", ["0", "x", "65537", "1,65537", "9" * 5000])
+def test_a_wrong_batch_size_is_one_mistake(size, capsys):
+    said = refuse(capsys, "infer", "resnet8", "--synthetic-data", "--batch-size", size)
+    assert "--batch-size: expected whole numbers above 0" in said and "each up to 65,536" in said
+    assert "problems" not in said and "valid-batch-size" not in said
+
+
 @pytest.mark.slow
 def test_ranks_measure_together_and_agree(tiny, tmp_path):
     words = ["train", *tiny, *QUICK, "--replicas=4", "--devices=2", "--json"]

@@ -66,6 +66,14 @@ def test_a_table_of_labels(server, photos, tmp_path, capsys):
     assert f"--labels {table}: names none of the images" in capsys.readouterr().err
 
 
+def test_a_table_of_one_class_is_enough_to_score_by(server, photos, tmp_path, capsys):
+    table = tmp_path / "labels.csv"
+    table.write_text("path,label\nphotos/dog/3.png,cat\n")
+    words = ["request", str(photos / "dog/3.png"), "--url", server.url, "--labels", str(table)]
+    assert main(words) == 0
+    assert "accuracy    100.0% top-1" in capsys.readouterr().out
+
+
 def test_a_measurement_prints_numbers_alone(server, photos, capsys):
     words = ["--num-threads", "3", "--num-images", "20", "--batch-size", "4", "--verbose"]
     assert main(["request", str(photos), "--url", server.url, *words]) == 0
@@ -145,6 +153,50 @@ def test_a_server_that_is_not_ours_needs_the_name_of_its_model(server, photos, c
     assert main([*words, "--name", "resnet50"]) == 0
     assert server.asked[-1][0] == "/v1/models/resnet50:predict"
     assert "3.png: class 1 88.1%  class 0 11.9%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "1 image in 1 request over 1 connection in "),
+        (["--use-async"], "1 image in 1 request over 1 connection in "),
+        (["--num-images", "2"], "4 images in 4 requests over 2 connections in "),
+        (["--num-images", "3", "--use-async"], "6 images in 6 requests over 6 connections in "),
+    ],
+)
+def test_no_connection_is_opened_that_nothing_is_sent_over(server, photos, words, said, capsys):
+    assert main(["request", str(photos / "dog"), "--url", server.url, *words]) == 0
+    assert f"answered    {said}" in capsys.readouterr().out
+    assert len(server.connections) == int(said.split()[-3])
+
+
+def test_a_page_of_another_server_is_told_in_a_line(server, photos, capsys):
+    server.model = to_json(404, {"error": "Malformed request"})
+    page = b"<!DOCTYPE HTML>\n<html>\n<head>\n<title>Error\n response</title></head>\n<p>no\n"
+    words = ["request", str(photos / "dog"), "--url", server.url, "--name", "m"]
+    for body, shown in (
+        (page, "a web page, 'Error response'"),
+        (b"<html>\n<p>no", "a web page"),
+        (b"no\n\nsuch\nverb", "no such verb"),
+        (json.dumps({"error": "no\nsuch verb"}).encode(), "no such verb"),
+    ):
+        server.answer = lambda _, number, body=body: (501, body, {})
+        assert main([*words, "--protocol", "tensorflow"]) == 8
+        assert f"failed      1 image: HTTP 501: {shown}\n" in capsys.readouterr().out
+
+
+def test_an_answer_without_end_is_not_read(server, photos, monkeypatch, capsys):
+    words = ["request", str(photos / "dog"), "--url", server.url]
+    server.model = (200, b"", {"Content-Length": "99999999999"})
+    assert main(words) == 8
+    said = capsys.readouterr().err
+    assert "sends an answer of more than 256.0 MiB, which does not look like an inference" in said
+    assert "server; check --url" in said
+    monkeypatch.setattr("phalanx.client.connection._MOST_BYTES", 9)
+    chunks = b"5\r\nabcde\r\n" * 2 + b"0\r\n\r\n"
+    server.model = (200, chunks, {"Content-Length": "", "Transfer-Encoding": "chunked"})
+    assert main(words) == 8
+    assert "does not look like an inference server" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

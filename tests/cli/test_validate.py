@@ -333,6 +333,8 @@ def test_batches_of_several_sizes_are_scored_in_turn(run, capsys):
     assert main(["validate", str(run), "--batch-size=1,8", "--repeat=3"]) == 0
     out = capsys.readouterr().out
     assert "in batches of 8: top-1" in out and "of 2 passes after the first)" in out
+    assert main(["validate", str(run), "--repeat=2"]) == 0
+    assert capsys.readouterr().out.endswith(" images/s (of the second pass)\n")
 
 
 @pytest.mark.parametrize("kind", ["synthetic", "generated"])

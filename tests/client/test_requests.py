@@ -153,6 +153,7 @@ def test_a_file_that_cannot_be_read_is_not_sent(server):
     ("answer", "named"),
     [
         ((200, b"<html>", {}), "HTTP 200 with a body that is not JSON"),
+        ((200, b"[" * 100_000, {}), "HTTP 200 with a body that is not JSON"),
         (to_json(200, {"predictions": []}), "0 answers to 1 images"),
         (to_json(200, {"other": 1}), "an answer of another form (KeyError: 'predictions')"),
         (to_json(200, {"predictions": [{"guesses": []}]}), "an answer without probabilities"),

@@ -71,6 +71,13 @@ def test_it_says_where_the_model_is_and_how_it_compares(run, tmp_path, capsys):
             2,
             "--out model.pt2: ends in .pt2, and --format onnx writes .onnx; change one of them",
         ),
+        (["--out", "dd/x.txt"], 2, "--out dd/x.txt: ends in .txt, and --format onnx writes .onnx;"),
+        (["--out", "x.ONNX"], 2, "--out x.ONNX: ends in .ONNX, and --format onnx writes .onnx;"),
+        (
+            ["--out", "x.pth", "--format", "triton"],
+            2,
+            "--out x.pth: ends in .pth, and --format triton writes a folder; change one of them",
+        ),
         (["--images", "nowhere.png"], 3, "nowhere.png: no such file or folder"),
         (["--checkpoint", "77"], 4, "no checkpoint of step 77 is kept"),
     ],
@@ -187,6 +194,13 @@ def test_a_name_from_any_text(text, name):
     assert make_name(text) == name
     if name:
         refuse_name(name)
+
+
+def test_a_folder_may_have_a_dot_in_its_name(tmp_path):
+    (tmp_path / "there.txt").mkdir()
+    for name in ("v1.2", "there.txt"):
+        asked = options.ExportOptions(name="digits", out=tmp_path / name)
+        assert asked.choose_path(None) == tmp_path / name / "digits.onnx"
 
 
 def test_names_are_made_of_what_an_address_can_hold(run, tmp_path):

@@ -52,15 +52,17 @@ def write_model(
     size: int = SIZE,
     work: int = 0,
     takes_pixels: bool = False,
+    factor: float = 1.0,
 ) -> Path:
     """A convolution, a mean and a matrix, with the class activation map of the likeliest class.
 
     work: sides of a matrix that is multiplied with itself for each batch, which takes time. It
-    fails for an image with a value of a million. takes_pixels: bytes, of 0 to 255.
+    fails for an image with a value of a million. takes_pixels: bytes, of 0 to 255. factor: of the
+    matrix.
     """
     draw = np.random.default_rng(0)
     kernels = draw.normal(size=(CHANNELS, 3, 3, 3)).astype(np.float32)
-    weights = draw.normal(size=(classes, CHANNELS)).astype(np.float32)
+    weights = (factor * draw.normal(size=(classes, CHANNELS))).astype(np.float32)
     values = {"kernels": kernels, "weights": weights, "columns": np.array([-1, CHANNELS, 1, 1])}
     values |= {"flat": np.array([0, -1]), "channel": np.array([1])}
     nodes = [

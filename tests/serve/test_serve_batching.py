@@ -16,7 +16,15 @@ import pytest
 
 from phalanx.serve.api_error import ApiError
 from phalanx.serve.batching import Batcher
-from small_server import NAME, RunningServer, infer_body, make_tensor, open_server, write_model
+from small_server import (
+    NAME,
+    RunningServer,
+    infer_body,
+    make_tensor,
+    open_server,
+    serve_command,
+    write_model,
+)
 
 INFER = f"/v2/models/{NAME}/infer"
 
@@ -325,6 +333,29 @@ def test_sigterm_answers_what_was_accepted(busy_server: RunningServer):
         busy_server.ask("/health")
     assert busy_server.process.stderr is not None
     assert "indices element out of data bounds" in busy_server.process.stderr.read()
+
+
+def test_a_closed_terminal_ends_it_like_sigterm(model_file):
+    with (
+        open_server(model_file) as found,
+        socket.create_connection(("127.0.0.1", found.port)) as begun,
+    ):
+        begun.sendall(b"GET /v2 HTTP/1.1\r\n")
+        assert found.ask("/health").status == 200
+        found.process.send_signal(signal.SIGHUP)
+        assert any(found.ask("/health").status == 503 for _ in range(1000))
+        begun.sendall(b"\r\n")
+        assert begun.recv(99).startswith(b"HTTP/1.1 200")
+        assert found.process.wait(timeout=30) == 0
+
+
+def test_nohup_keeps_it_without_a_terminal(model_file, monkeypatch):
+    command = serve_command
+    monkeypatch.setattr("small_server.serve_command", lambda *words: ["nohup", *command(*words)])
+    with open_server(model_file) as found:
+        found.process.send_signal(signal.SIGHUP)
+        for _ in range(5):
+            assert found.ask("/health").status == 200
 
 
 BROKEN = """

@@ -153,6 +153,7 @@ WORDS = {
     ("--max-wait-ms", "nan"): "--max-wait-ms: expected a number from 0",
     ("--workers", "x"): "--workers: expected a whole number from 1 to 64",
     ("--port", "65536"): "--port: expected a whole number from 0 to 65,535",
+    ("--port", "9" * 5000): f"--port: expected a whole number from 0 to 65,535, got '{'9' * 80}'",
     ("--name", "a b"): "--name 'a b': a name is made of up to 100 letters",
     ("--name=-a", "--port=0"): "--name '-a': a name is made of up to 100 letters",
     ("--host", "0.0.0.0"): "--host 0.0.0.0: other machines could use the model; give --api-key",
@@ -166,7 +167,7 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("words", WORDS, ids=" ".join)
+@pytest.mark.parametrize("words", WORDS, ids=lambda words: " ".join(words)[:60])
 def test_options_that_make_no_sense_are_refused(model_file, capfd, monkeypatch, words):
     monkeypatch.delenv("PHALANX_API_KEY", raising=False)
     code = main(["serve", str(model_file), *words])

@@ -241,7 +241,7 @@ def test_triton_client_learns_what_is_wrong(client):
     wrong = triton.InferInput("pixels", tensor.shape, "FP32")
     wrong.set_data_from_numpy(tensor)
     with pytest.raises(
-        triton.InferenceServerException, match="no input is called 'pixels'; input, image"
+        triton.InferenceServerException, match="no input is called 'pixels'; there is input, image"
     ):
         client.infer(NAME, [wrong])
 
@@ -287,7 +287,12 @@ def test_the_rest_of_the_server(server: RunningServer):
     assert "/predict" in document["paths"] and f"{NAME}" in json.dumps(document)
     page = server.ask("/docs")
     assert page.status == 200 and "/v2/models/{name}/infer" in page.body.decode()
-    assert "http://" not in page.body.decode().replace("http://127.0.0.1:8000", "")
+    text = page.body.decode()
+    assert f"curl -F image=@shoe.png {server.url}/predict" in text
+    assert f"{server.url}/v1/models/{NAME}:predict" in text
+    assert f"curl {server.url}/v2/models/{NAME}/infer" in text
+    assert "http://" not in text.replace(server.url, "")
+    assert "127.0.0.1:8000" not in json.dumps(document)
     assert server.line == (
         f"serving {NAME} on {server.url}/ (resnet8, 7 classes, onnxruntime "
         f"{onnxruntime.__version__}, cpu, batches of up to 8)\n"

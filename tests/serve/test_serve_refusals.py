@@ -24,6 +24,7 @@ from small_server import (
     make_png,
     make_tensor,
     open_server,
+    write_model,
 )
 
 PREDICT = f"/v1/models/{NAME}:predict"
@@ -63,6 +64,10 @@ BAD = {
     "top": ("/predict?top=8", make_png(), PNG, 400, "from 1 to 7, got '8'"),
     "top of text": ("/predict?top=x", make_png(), PNG, 400, "from 1 to 7, got 'x'"),
     "details": ("/predict?details=x", make_png(), PNG, 400, "expected true or false"),
+    "tops": ("/predict?tops=3", make_png(), PNG, 400, "'tops': no such parameter; did you mean"),
+    "another parameter": (
+        "/predict?top=3&labels=yes", make_png(), PNG, 400, "choose from top, details",
+    ),
     "text": ("/predict", b"{}", {"Content-Type": "text/plain"}, 415, "no image"),
     "no boundary": ("/predict", b"x", {"Content-Type": "multipart/form-data"}, 400, "boundary"),
     "no form": ("/predict", b"x", FORM, 400, "no end"),
@@ -108,6 +113,10 @@ BAD = {
         PREDICT, {"instances": [np.full((SIZE, SIZE, 3), 256).tolist()]}, {}, 400,
         "must be from 0 to 255",
     ),
+    "large numbers": (
+        PREDICT, {"instances": np.full((1, 3, SIZE, SIZE), -1e300).tolist()}, {}, 400,
+        "instances: -1e+300 is too large for float32",
+    ),
     "no base64": (PREDICT, {"instances": [{"b64": "#"}]}, {}, 400, "no base64"),
     "b64 of a number": (PREDICT, {"instances": [{"b64": 3}]}, {}, 400, 'expected {"b64"'),
     "a file that is none": (
@@ -120,15 +129,26 @@ BAD = {
     # Open Inference Protocol
     "no inputs": (INFER, {}, {}, 400, "exactly one input, one of input, image_bytes"),
     "two inputs": (INFER, {"inputs": [{}, {}]}, {}, 400, "exactly one"),
-    "an input's name": (INFER, tensor_input(name="x"), {}, 400, "no input is called 'x'"),
+    "an input's name": (
+        INFER, tensor_input(name="x"), {}, 400,
+        "no input is called 'x'; there is input, image_bytes",
+    ),
     "a name of lists": (INFER, tensor_input(name=[]), {}, 400, "no input is called []"),
     "a datatype": (INFER, tensor_input(datatype="FP16"), {}, 400, "must be FP32, found 'FP16'"),
     "no shape": (INFER, tensor_input(shape=None), {}, 400, "shape must be a list"),
     "negative": (INFER, tensor_input(shape=[-1, 3, SIZE, SIZE]), {}, 400, "shape must be a list"),
+    "a large shape": (
+        INFER, tensor_input(shape=[10**18]), {}, 400,
+        "whole numbers from 0 to 2,147,483,647, found [1000000000000000000]",
+    ),
     "another shape": (INFER, tensor_input(shape=[1, SIZE, SIZE, 3]), {}, 400, "expected [-1, 3"),
     "too many": (INFER, tensor_input(shape=[17, 3, SIZE, SIZE]), {}, 413, "--max-images is 16"),
     "none": (INFER, tensor_input(shape=[0, 3, SIZE, SIZE]), {}, 400, "no image was sent"),
     "too few numbers": (INFER, tensor_input(data=[1.0]), {}, 400, "3,072 numbers, 1 were sent"),
+    "a large number": (
+        INFER, tensor_input(data=[*ONE[1:], 1e300]), {}, 400,
+        "input: 1e+300 is too large for float32, which ends at 3.4e+38",
+    ),
     "no data": (INFER, tensor_input(data=None), {}, 400, '"data" must be a list'),
     "an id": (INFER, {**tensor_input(data=ONE), "id": 3}, {}, 400, '"id" must be a string'),
     "outputs": (INFER, {**tensor_input(data=ONE), "outputs": 3}, {}, 400, '"outputs" must be'),
@@ -195,10 +215,33 @@ def test_a_known_path_with_another_method_is_405(server: RunningServer):
         assert answer.json["error"] == f"{path} does not take GET"
 
 
-def test_a_number_that_is_too_large_is_no_mistake_of_the_server(server: RunningServer):
-    answer = server.ask(INFER, tensor_input(data=[1e300, *ONE[1:]]))
-    assert answer.status == 200
-    assert None in answer.json["outputs"][0]["data"], "infinity has no number in JSON"
+def test_values_that_the_model_makes_infinity_of_are_refused(server: RunningServer):
+    large, infinite = make_tensor(1), make_tensor(1)
+    large[0, :, 5:9] = 3e38
+    infinite[0, 0, 5, 5] = np.inf
+    for tensor, most in ((large, "3e+38"), (infinite, "inf")):
+        answer = server.ask(INFER, *infer_body(tensor))
+        assert answer.status == 400
+        assert answer.json["error"].startswith("the model gives infinity or NaN for these values")
+        assert answer.json["error"].endswith(f" to {most}; send normalised pixels")
+    instances = np.full((1, 3, SIZE, SIZE), 3e38).tolist()
+    assert "infinity or NaN" in server.ask(PREDICT, {"instances": instances}).json["error"]
+
+
+def test_a_model_that_makes_infinity_of_images_has_failed(tmp_path):
+    with open_server(write_model(tmp_path / "m.onnx", factor=np.inf), "--name", NAME) as found:
+        for path, body in (
+            ("/predict", make_png()),
+            (PREDICT, {"instances": [{"b64": base64.b64encode(make_png()).decode()}]}),
+        ):
+            answer = found.ask(path, body, PNG)
+            assert answer.status == 500
+            assert answer.json["error"] == (
+                "the model gives infinity or NaN for an image: its weights are damaged, or its "
+                "precision is too low"
+            )
+        found.process.kill()
+        assert found.process.stderr.read().count("the model gives infinity or NaN") == 2
 
 
 def send(server: RunningServer, *pieces: bytes, pause_s: float = 0.0) -> bytes:
@@ -234,6 +277,9 @@ def read_counter(server: RunningServer, labels: str) -> int:
         (b"GET / HTTP/1.1\r\nA: " + b"x" * 40_000, b"431"),
         (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 9_000, b"431"),
         (b"GET /" + b"x" * 40_000, b"431"),
+        (b"GET /" + b"x" * 40_000 + b" HTTP/1.1\r\n\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\nA: " + b"x" * 70_000 + b"\r\n\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 9_000 + b"\r\n", b"431"),
         (b"POST /predict HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"400"),
         (b"POST /predict HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", b"400"),
     ],
@@ -245,6 +291,19 @@ def test_what_is_no_request_is_refused(server: RunningServer, sent, status):
     assert send(server, sent).startswith(b"HTTP/1.1 " + status)
     assert read_counter(server, counter) == before + 1
     assert server.ask("/health").status == 200
+
+
+def test_headers_after_a_body_count_as_headers(server: RunningServer):
+    head = b"POST /predict HTTP/1.1\r\nContent-Type: image/png\r\nTransfer-Encoding: chunked\r\n"
+    chunk = b"3\r\nabc\r\n0\r\n"
+    found = send(server, head + b"\r\n" + chunk + b"T: x\r\n" * 9_000 + b"\r\n")
+    assert found.startswith(b"HTTP/1.1 431") and found.count(b"HTTP/1.1") == 1
+
+
+def test_headers_are_counted_for_each_request(server: RunningServer):
+    one = b"GET /health HTTP/1.1\r\nA: " + b"x" * 20_000 + b"\r\n\r\n"
+    last = b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"
+    assert send(server, one, one, one, last, pause_s=0.05).count(b"HTTP/1.1 200") == 4
 
 
 def test_a_chunked_body_is_limited_too(server: RunningServer):

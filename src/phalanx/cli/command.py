@@ -32,6 +32,7 @@ _WORD_LISTS = (
 _NUMBER = re.compile(
     r"\[?(\d+:)?\.?\d[\d./]*(e-?\d+)?(ep|st|%)?\]?,?", re.IGNORECASE
 )  # or a length of training, or a size and until when images have it
+_MOST_DIGITS = 18  # of a whole number
 LIMIT_OPTIONS = ("max-file-mib", "max-pixels")  # of every command that reads images
 LAYOUT_OPTIONS = ("valid-split", "class-from", "labels", "listing-rule")  # ... that finds them
 MODEL_OPTIONS = tuple(
@@ -107,9 +108,10 @@ class ParsedArgs:
     ) -> int:
         """The whole number that a flag such as --steps gives."""
         text = self[flag]
-        if not text.isdecimal() or not low <= int(text) <= high:
+        is_number = text.isdecimal() and len(text) <= _MOST_DIGITS  # Python reads 4,300 at most
+        if not is_number or not low <= int(text) <= high:
             limits = f"of at least {low}" if high == math.inf else f"from {low} to {high:,}"
-            raise ConfigError(f"{flag}: expected {noun} {limits}, got {text!r}")
+            raise ConfigError(f"{flag}: expected {noun} {limits}, got {text[:80]!r}")
         return int(text)
 
     def read_positive(self, flag: str, wanted: str, *, high: float = sys.float_info.max) -> float:

@@ -1,8 +1,12 @@
 """Flags of commands that measure: noise in place of data, and batches of several sizes."""
 
+import math
+
 from phalanx.cli.command import Argument, ParsedArgs
+from phalanx.config.schema import OPTIONS
 from phalanx.errors import ConfigError
 
+_MOST_DIGITS = 9
 MADE_UP_FLAGS = (
     Argument(
         "--synthetic-data",
@@ -31,12 +35,13 @@ def read_batch_sizes(args: ParsedArgs) -> list[str | None]:
     if text is None:
         return [None]
     sizes = [part.strip() for part in text.strip("[]").split(",")]
-    if len(sizes) == 1:
-        return [text]  # the config says what is wrong with it
+    most = OPTIONS["valid-batch-size"].high or math.inf
+    # here, since the config would tell it of --valid-batch-size, too, which means the same
     for size in sizes:
-        if not size.isdecimal() or int(size) < 1:
+        if not size.isdecimal() or len(size) > _MOST_DIGITS or not 1 <= int(size) <= most:
             raise ConfigError(
-                f"--batch-size: expected whole numbers above 0 such as 1,4,16, got {text!r}"
+                "--batch-size: expected whole numbers above 0 such as 1,4,16, each up to "
+                f"{most:,}, got {text[:80]!r}"
             )
     if len(set(sizes)) < len(sizes):
         raise ConfigError(f"--batch-size {text}: names a size twice; give each once")

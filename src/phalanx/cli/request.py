@@ -101,7 +101,7 @@ def _run(args: ParsedArgs) -> int:
         raise ConfigError("no image is named; give files or folders, or --serve RUN")
     images = _collect(args)
     with _open_address(args) as address:
-        return _request(args, address, images, options)
+        return _request(args, address, images, options.fit(len(images)))
 
 
 def _read_options(args: ParsedArgs) -> "LoadOptions":

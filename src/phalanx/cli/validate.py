@@ -296,12 +296,14 @@ def print_score(
     low, high = row.interval95
     fifth = f", top-5 {row.top5:.2%}" if row.top5 is not None else ""
     size = f" in batches of {batch:,}" if batch else ""
-    spread = f" ({min(counted):,.0f} to {max(counted):,.0f}, mean {fmean(counted):,.0f}, of "
-    spread += f"{len(counted):,} passes after the first)"
+    spread = " (of the second pass)" if len(rates) == 2 else ""
+    if len(counted) > 1:
+        spread = f" ({min(counted):,.0f} to {max(counted):,.0f}, mean {fmean(counted):,.0f}, of "
+        spread += f"{len(counted):,} passes after the first)"
     print(
         f"{name}{size}: top-1 {row.top1:.2%} ({low:.2%} to {high:.2%}){fifth} "
         f"of {row.scored:,} images, loss {row.loss:.4f}, "
-        f"{format_count(scored.images_per_second)} images/s{spread if len(rates) > 1 else ''}"
+        f"{format_count(scored.images_per_second)} images/s{spread}"
     )
     for reason in bad.values():
         print(f"not counted: {reason}", file=sys.stderr)

@@ -2,24 +2,46 @@
 
 import json
 import math
+import re
 import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPSConnection, RemoteDisconnected
+from http.client import (
+    HTTPConnection,
+    HTTPException,
+    HTTPResponse,
+    HTTPSConnection,
+    RemoteDisconnected,
+)
 from typing import Any
 from urllib.parse import urlsplit
 
 from phalanx.errors import ConfigError
+from phalanx.units import format_bytes
 
 _MOST_WAIT_S = 60.0  # that a server may ask for
-_MOST_SHOWN = 300  # characters of an answer that is not ours
+_MOST_SHOWN = 300  # characters of what a server says is wrong
+_MOST_BYTES = 256 * 2**20  # of an answer: thousands of images with a thousand logits each
+_MOST_PAGE = 64 * 1024  # bytes in which a web page has its title
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE)
+
+
+class _EndlessAnswer(HTTPException):
+    """An answer that is too large to be one to images."""
+
+
 _FAILURES = (  # the first kind that fits
     (TimeoutError, "no {what} from {place} within {seconds:g} s"),
     (ConnectionRefusedError, "{place} refused the connection"),
     (socket.gaierror, "{host} is not a known host"),
     (ssl.SSLError, "{place}: TLS failed ({reason})"),
     (ConnectionError, "{place} closed the connection without an answer"),
+    (
+        _EndlessAnswer,
+        f"{{place}} sends an answer of more than {format_bytes(_MOST_BYTES)}, which does not look "
+        "like an inference server",
+    ),
     (HTTPException, "{place} does not speak HTTP ({kind})"),
 )
 
@@ -98,17 +120,20 @@ class Reply:
         """The value of a JSON body; raises NoAnswer for another."""
         try:
             return json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise NoAnswer(f"HTTP {self.status} with a body that is not JSON") from None
 
     @property
     def error(self) -> str:
-        """What the server says is wrong; of a body that is not ours, its beginning."""
+        """What the server says is wrong, in a line; of a body that is not ours, its beginning."""
         try:
-            found = json.loads(self.body)["error"]
-        except (ValueError, KeyError, TypeError):
-            found = self.body[:_MOST_SHOWN].decode(errors="replace").strip()
-        return str(found)
+            found = str(json.loads(self.body)["error"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            found = " ".join(self.body[:_MOST_PAGE].decode(errors="replace").split())
+            if found.startswith("<"):
+                title = _TITLE.search(found)
+                found = f"a web page, {title[1].strip()!r}" if title else "a web page"
+        return " ".join(found.split())[:_MOST_SHOWN]
 
 
 class Connection:
@@ -171,7 +196,7 @@ class Connection:
                 raise
         answer = self._http.getresponse()
         received = {name.lower(): value for name, value in answer.getheaders()}
-        return Reply(answer.status, received, answer.read())
+        return Reply(answer.status, received, _read_body(answer))
 
     def _name_failure(self, error: Exception, what: str) -> str:
         """The kind of a failure, in words that are the same for all of its kind."""
@@ -185,3 +210,13 @@ class Connection:
             reason=getattr(error, "reason", None) or reason,
             kind=type(error).__name__,
         )
+
+
+def _read_body(answer: HTTPResponse) -> bytes:
+    """The body of an answer; raises _EndlessAnswer for one that is too large."""
+    if (answer.length or 0) > _MOST_BYTES:  # so much is announced; memory would be taken for it
+        raise _EndlessAnswer
+    body = answer.read(_MOST_BYTES + 1 if answer.length is None else None)
+    if len(body) > _MOST_BYTES:
+        raise _EndlessAnswer
+    return body

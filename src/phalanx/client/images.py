@@ -89,7 +89,7 @@ def _read_labels(table: Path, files: Sequence[Path]) -> list[str | None]:
         why = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise DataError(f"--labels {table}: {why}") from None
     root = table.absolute().parent
-    parsed = parse_labels(text, table, root=root, valid_split=None)
+    parsed = parse_labels(text, table, root=root, valid_split=None, min_classes=1)
     by_path: dict[str, str] = {}
     for split in parsed.splits.values():
         by_path |= split

@@ -5,7 +5,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import ceil
 
 from phalanx.client.connection import Connection, NoAnswer, Reply, ServerAddress
 from phalanx.client.protocols import (
@@ -47,6 +48,17 @@ class LoadOptions:
     def repeats(self) -> bool:
         """Whether it is a measurement, which sends images again and again."""
         return self.per_thread is not None or self.seconds is not None
+
+    def fit(self, images: int) -> "LoadOptions":
+        """The options without connections that so many images have no request for."""
+        if self.seconds is not None:
+            return self
+        if self.per_thread is not None:
+            requests = ceil(self.per_thread / self.batch_size)
+            return replace(self, in_flight=min(self.in_flight, requests))
+        requests = max(1, ceil(images / self.batch_size))
+        threads = min(self.threads, requests)
+        return replace(self, threads=threads, in_flight=min(self.in_flight, requests // threads))
 
 
 @dataclass(frozen=True)

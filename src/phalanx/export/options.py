@@ -122,6 +122,14 @@ _FORMATS = {
 }
 
 
+_FILE_SUFFIXES = {  # of files; with any other, a dot in the name may be that of a folder: v1.2
+    *(kind.suffix for kind in _FORMATS.values() if kind.suffix), *_WEIGHT_SUFFIXES,
+    ".ckpt", ".engine", ".gz", ".h5", ".json", ".keras", ".mar", ".md", ".mlmodel", ".npz", ".ort",
+    ".pb", ".pdf", ".pickle", ".pkl", ".plan", ".tar", ".tflite", ".trt", ".txt", ".yaml", ".yml",
+    ".zip",
+}  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
     """How a model is to be exported, and on how many images that is checked."""
@@ -192,16 +200,17 @@ class ExportOptions:
             out = folder if self.format == "onnx" else folder / self.format
             if self.kind.suffix:
                 return out / f"{name}{self.kind.suffix}"
-        if not self.kind.suffix:
-            return out / name if self.format == "triton" else out  # a repository has many models
-        if out.suffix == self.kind.suffix and not out.is_dir():
+        wanted = self.kind.suffix
+        if wanted and out.suffix == wanted and not out.is_dir():
             return out
-        if out.suffix in {kind.suffix for kind in _FORMATS.values() if kind.suffix}:
+        if out.suffix.lower() in _FILE_SUFFIXES and not out.is_dir():
             raise ConfigError(
                 f"--out {out}: ends in {out.suffix}, and --format {self.format} writes "
-                f"{self.kind.suffix}; change one of them"
+                f"{wanted or 'a folder'}; change one of them"
             )
-        return out / f"{name}{self.kind.suffix}"
+        if not wanted:
+            return out / name if self.format == "triton" else out  # a repository has many models
+        return out / f"{name}{wanted}"
 
 
 def _choose_folder(source: ExportSource) -> Path:

@@ -35,13 +35,15 @@ _DOCS_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors '
 Log = Callable[[bytes], None]  # takes a line
 
 
-def build_app(service: Service, *, api_key: str = "", log: Log | None = None) -> "RequestGate":
-    """All routes of a service; api_key: what a client must show, if anything."""
+def build_app(
+    service: Service, *, url: str, api_key: str = "", log: Log | None = None
+) -> "RequestGate":
+    """All routes of a service; url: its address; api_key: what a client must show, if anything."""
     routes = [
         *PredictApi(service).routes,
         *TensorflowApi(service).routes,
         *InferenceProtocol(service).routes,
-        *_build_own_routes(service, needs_key=bool(api_key)),
+        *_build_own_routes(service, url=url, needs_key=bool(api_key)),
         build_model_route(service),
         *page_routes,
     ]
@@ -54,9 +56,9 @@ def build_app(service: Service, *, api_key: str = "", log: Log | None = None) ->
     return RequestGate(inner, service, names, open_paths, api_key=api_key, log=log)
 
 
-def _build_own_routes(service: Service, *, needs_key: bool) -> list[Route]:
+def _build_own_routes(service: Service, *, url: str, needs_key: bool) -> list[Route]:
     """Health, metrics, and what there is."""
-    document = build_openapi(service, needs_key=needs_key)
+    document = build_openapi(service, url=url, needs_key=needs_key)
     page = build_docs_page(document)
 
     async def health(request: Request) -> Response:

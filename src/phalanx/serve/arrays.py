@@ -33,13 +33,18 @@ def flatten(values: Sequence[Any], shape: Sequence[int], what: str) -> list[Any]
 
 
 def to_floats(flat: list[Any], what: str) -> NDArray[np.float32]:
-    """Numbers as float32; raises ApiError for anything else."""
+    """Numbers as float32; raises ApiError for anything else, and for numbers beyond its range."""
     strange = set(map(type, flat)) - _NUMBERS
     if strange:
         odd = next(value for value in flat if type(value) in strange)
         raise ApiError(400, f"{what}: expected numbers, found {odd!r}"[:200])
     with np.errstate(over="ignore"):
-        return np.array(flat, np.float32)
+        values = np.array(flat, np.float32)
+    finite = np.isfinite(values)
+    if not finite.all():
+        odd = flat[int(finite.argmin())]
+        raise ApiError(400, f"{what}: {odd:g} is too large for float32, which ends at 3.4e+38")
+    return values
 
 
 def to_bytes(flat: list[Any], what: str) -> NDArray[np.uint8]:

@@ -31,6 +31,7 @@ _DATATYPES = {"tensor": "FP32", "image": "UINT8"}
 _KINDS = {name: kind for kind, name in INPUT_NAMES.items()}
 _LENGTH = struct.Struct("<I")
 _MAX_DIMENSIONS = 8
+_MAX_SIDE = 2**31 - 1
 _MAX_DIGITS = 15
 
 
@@ -156,7 +157,8 @@ class InferenceProtocol:
         name = given.get("name")
         kind = _KINDS.get(name) if isinstance(name, str) else None
         if name != FILES_INPUT and kind not in self._service.backend.kinds:
-            raise ApiError(400, f"no input is called {name!r}"[:100] + f"; {self._list_inputs()}")
+            known = self._list_inputs()
+            raise ApiError(400, f"no input is called {name!r}"[:100] + f"; there is {known}")
         shape = _read_shape(given, str(name))
         self._service.refuse_count(shape[0])
         data = _find_data(given, str(name), binary)
@@ -272,9 +274,10 @@ def _read_shape(given: dict[str, Any], name: str) -> tuple[int, ...]:
     if (
         not isinstance(shape, list)
         or not 1 <= len(shape) <= _MAX_DIMENSIONS
-        or any(type(size) is not int or not 0 <= size < 2**31 for size in shape)
+        or any(type(size) is not int or not 0 <= size <= _MAX_SIDE for size in shape)
     ):
-        raise ApiError(400, f"{name}: shape must be a list of whole numbers")
+        wanted = f"1 to {_MAX_DIMENSIONS} whole numbers from 0 to {_MAX_SIDE:,}"
+        raise ApiError(400, f"{name}: shape must be a list of {wanted}, found {shape!r}"[:200])
     return tuple(shape)
 
 

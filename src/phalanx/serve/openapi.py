@@ -55,8 +55,8 @@ def _sample(command: str) -> list[_Schema]:
     return [{"lang": "Shell", "source": command}]
 
 
-def build_openapi(service: Service, *, needs_key: bool = False) -> _Schema:
-    """What the server answers, for tools that read OpenAPI 3.1."""
+def build_openapi(service: Service, *, url: str, needs_key: bool = False) -> _Schema:
+    """What the server answers, for tools that read OpenAPI 3.1; url: that of the server."""
     document: _Schema = {
         "openapi": "3.1.0",
         "info": {
@@ -66,9 +66,9 @@ def build_openapi(service: Service, *, needs_key: bool = False) -> _Schema:
             f"images of {service.metadata.preprocessing.image_size} pixels",
         },
         "paths": {
-            **_describe_predict(service),
-            **_describe_tensorflow(service),
-            **_describe_protocol(service),
+            **_describe_predict(service, url),
+            **_describe_tensorflow(service, url),
+            **_describe_protocol(service, url),
             **_describe_own(),
         },
         "components": {"schemas": _describe_schemas(service)},
@@ -86,8 +86,8 @@ def build_openapi(service: Service, *, needs_key: bool = False) -> _Schema:
 
 def _describe_schemas(service: Service) -> dict[str, _Schema]:
     classes = len(service.metadata.classes)
-    logits = _list_of({"type": ["number", "null"]}, classes)
-    guess = _object({"class": _TEXT, "probability": {"type": ["number", "null"]}})
+    logits = _list_of(_NUMBER, classes)
+    guess = _object({"class": _TEXT, "probability": _NUMBER})
     prediction = _object(
         {
             "image": _TEXT,
@@ -119,7 +119,7 @@ def _describe_schemas(service: Service) -> dict[str, _Schema]:
     }
 
 
-def _describe_predict(service: Service) -> dict[str, _Schema]:
+def _describe_predict(service: Service, url: str) -> dict[str, _Schema]:
     classes = len(service.metadata.classes)
     file = {"type": "string", "format": "binary"}
     form = {"type": "object", "minProperties": 1, "additionalProperties": file}  # any names
@@ -151,7 +151,7 @@ def _describe_predict(service: Service) -> dict[str, _Schema]:
             "200": _answer(_refer("Predictions")),
             **_errors("400", "401", "408", "413", "415", "429", "503"),
         },
-        "x-codeSamples": _sample("curl -F image=@shoe.png http://127.0.0.1:8000/predict"),
+        "x-codeSamples": _sample(f"curl -F image=@shoe.png {url}predict"),
     }
     return {"/predict": {"post": operation}}
 
@@ -196,7 +196,7 @@ def _describe_instances(service: Service) -> _Schema:
     }
 
 
-def _describe_tensorflow(service: Service) -> dict[str, _Schema]:
+def _describe_tensorflow(service: Service, url: str) -> dict[str, _Schema]:
     """The REST interface of TensorFlow Serving."""
     body = _describe_instances(service)
     both = {"predictions": _list_of(_refer("Logits")), "outputs": _list_of(_refer("Logits"))}
@@ -236,7 +236,7 @@ def _describe_tensorflow(service: Service) -> dict[str, _Schema]:
                 "x-codeSamples": _sample(
                     'echo "{\\"instances\\": [{\\"b64\\": \\"$(base64 -w0 shoe.png)\\"}]}" |\n'
                     "  curl --data-binary @- "
-                    f"http://127.0.0.1:8000/v1/models/{service.name}:predict"
+                    f"{url}v1/models/{service.name}:predict"
                 ),
             },
         }
@@ -272,7 +272,7 @@ def _describe_tensors(service: Service) -> tuple[_Schema, _Schema]:
     return body, answered
 
 
-def _describe_infer(service: Service) -> _Schema:
+def _describe_infer(service: Service, url: str) -> _Schema:
     body, answered = _describe_tensors(service)
     return {
         "summary": "Outputs for inputs (Open Inference Protocol)",
@@ -292,14 +292,14 @@ def _describe_infer(service: Service) -> _Schema:
             **_errors("400", "401", "404", "408", "413", "415", "429", "503"),
         },
         "x-codeSamples": _sample(
-            f'curl http://127.0.0.1:8000/v2/models/{service.name}/infer -d \'{{"inputs": '
+            f'curl {url}v2/models/{service.name}/infer -d \'{{"inputs": '
             f'[{{"name": "{FILES_INPUT}", "datatype": "BYTES", "shape": [1], "data": '
             "[\"'$(base64 -w0 shoe.png)'\"]}]}'"
         ),
     }
 
 
-def _describe_protocol(service: Service) -> dict[str, _Schema]:
+def _describe_protocol(service: Service, url: str) -> dict[str, _Schema]:
     """The Open Inference Protocol."""
     described = _answer({"type": "object"})
     not_ready = {"503": _answer({"type": "object"}, "Not ready.")}
@@ -316,7 +316,7 @@ def _describe_protocol(service: Service) -> dict[str, _Schema]:
         "/ready": {
             "get": {"summary": "Whether the model answers", "responses": {**found, **not_ready}}
         },
-        "/infer": {"post": _describe_infer(service)},
+        "/infer": {"post": _describe_infer(service, url)},
     }
     for versioned, place in enumerate(
         ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from phalanx.data.formats.decode import Pixels, encode_png
+from phalanx.errors import suggest
 from phalanx.export.metadata import ACTIVATION_MAP, LOGITS
 from phalanx.serve.api_error import ApiError
 from phalanx.serve.batching import Outputs
@@ -18,6 +19,7 @@ from phalanx.serve.images import ImageFile, PreparedImages
 from phalanx.serve.service import RECORD_KEY, Service, to_json
 
 _DEFAULT_TOP = 5
+_PARAMETERS = ("top", "details")
 _SWITCH = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -46,6 +48,10 @@ class PredictApi:
 
     def _read_query(self, request: Request) -> tuple[int, bool]:
         """How many classes to name, and whether the page's details are wanted."""
+        for name in request.query_params:
+            if name not in _PARAMETERS:
+                known = suggest(name[:60], _PARAMETERS)
+                raise ApiError(400, f"{name[:60]!r}: no such parameter; {known}")
         classes = len(self._service.metadata.classes)
         text = request.query_params.get("top", str(min(_DEFAULT_TOP, classes)))
         if not (
@@ -95,10 +101,9 @@ def _refuse_content_type(kind: str) -> None:
 
 def _softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
     """Probabilities of one image's logits."""
-    with np.errstate(invalid="ignore"):  # logits that are no numbers give none
-        powers = np.exp(logits.astype(np.float64) - logits.max())
-        shares: NDArray[np.float64] = powers / powers.sum()
-        return shares
+    powers = np.exp(logits.astype(np.float64) - logits.max())
+    shares: NDArray[np.float64] = powers / powers.sum()
+    return shares
 
 
 def _add_details(
@@ -120,7 +125,7 @@ def _to_data_url(pixels: Pixels) -> str:
 
 
 def _scale_map(values: NDArray[Any]) -> Any:
-    """A map from 0 to 1; all 0 where it is flat or has values that are no numbers."""
+    """A map from 0 to 1; all 0 where it is flat."""
     low, high = float(values.min()), float(values.max())
     if not 0 < high - low < float("inf"):
         return np.zeros(values.shape).tolist()

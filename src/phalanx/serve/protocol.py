@@ -15,6 +15,7 @@ from phalanx.serve.body import BodyReader
 from phalanx.serve.service import CYCLE_KEY, REFUSED_KEY, ServeLimits
 
 _MAX_HEADER_BYTES = 32 * 1024
+_LARGE_HEADERS = f"the headers are larger than {_MAX_HEADER_BYTES:,} bytes"
 _DISCARD_S = 5.0  # for the rest of a body that was refused
 _WRITE_S = 30.0  # without a byte of an answer being taken
 
@@ -31,7 +32,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._since = time.monotonic()  # the connection, or the first byte of a message
         self._in_headers = False
-        self._header_bytes = 0
+        self._unfinished_bytes = 0  # read so far of headers that have no end yet
+        self._header_bytes = 0  # of the path and of each header that is complete
         self._body_done = True
         self._answered_at = 0.0
         self._discarded = 0
@@ -52,11 +54,11 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         began_before = self._in_headers
         super().data_received(data)
-        if not self._in_headers:
+        if not self._in_headers or self.transport.is_closing():
             return
-        self._header_bytes = len(data) + self._header_bytes * began_before
-        if self._header_bytes > _MAX_HEADER_BYTES:
-            self._refuse(431, f"the headers are larger than {_MAX_HEADER_BYTES:,} bytes")
+        self._unfinished_bytes = len(data) + self._unfinished_bytes * began_before
+        if self._unfinished_bytes > _MAX_HEADER_BYTES:
+            self._refuse(431, _LARGE_HEADERS)
 
     # --- the parser's ---
 
@@ -64,9 +66,26 @@ class LimitedProtocol(HttpToolsProtocol):
         """A request begins."""
         super().on_message_begin()
         self._in_headers = True
+        self._header_bytes = 0
         self._since = time.monotonic()
         self._body_done = False
         self._discarded = 0
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the path."""
+        self._count_header(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, before the body or after it."""
+        self._count_header(len(name) + len(value) + len(": \r\n"))
+        super().on_header(name, value)
+
+    def _count_header(self, size: int) -> None:
+        """Add to the size of the headers; the parser ends in send_400_response where it raises."""
+        self._header_bytes += size
+        if self._header_bytes > _MAX_HEADER_BYTES:
+            raise ValueError(_LARGE_HEADERS)
 
     def on_headers_complete(self) -> None:
         """The request can be handled."""
@@ -117,8 +136,11 @@ class LimitedProtocol(HttpToolsProtocol):
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP."""
-        self._refuse(400, "this is no HTTP request")
+        """Refuse what is no HTTP, or has too large headers."""
+        if self._header_bytes > _MAX_HEADER_BYTES:
+            self._refuse(431, _LARGE_HEADERS)
+        else:
+            self._refuse(400, "this is no HTTP request")
 
     # --- limits ---
 

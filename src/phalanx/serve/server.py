@@ -21,7 +21,7 @@ from phalanx.serve.app import Log, build_app
 from phalanx.serve.protocol import LimitedProtocol
 from phalanx.serve.service import ServeLimits, Service
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: its terminal was closed
 _SWITCH_S = 0.0005  # between threads that want Python's lock: a model must not wait for parsing
 _SPARE_FILES = 64  # descriptors that are no connections
 _BACKLOG = 1024
@@ -107,7 +107,9 @@ class _Server(uvicorn.Server):
         """Have a signal stop the server, and nothing else; a second Ctrl-C leaves at once."""
         loop = asyncio.get_running_loop()
         before = {number: signal.getsignal(number) for number in _SIGNALS}
-        for number in _SIGNALS:
+        if before[signal.SIGHUP] == signal.SIG_IGN:  # as nohup has it
+            del before[signal.SIGHUP]
+        for number in before:
             loop.add_signal_handler(number, self._handle_signal, number)
         try:
             yield
@@ -180,7 +182,7 @@ def run_server(
     """Warm the models up, answer until a signal comes, then what has been accepted."""
     service.start()
     limits = _fit_connections(service.limits)
-    app = build_app(service, api_key=api_key, log=log)
+    app = build_app(service, url=listening.url, api_key=api_key, log=log)
     protocol = type(
         "_Protocol", (LimitedProtocol,), {"limits": limits, "bodies": service.bodies, "gate": app}
     )

@@ -1,12 +1,14 @@
 """One model as the handlers of requests see it: its name, its limits, and its answers."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,6 +30,7 @@ REFUSED_KEY = "phalanx.refused"  # by the connection: the status and the reason
 _LARGE_JSON = 64 * 1024  # bytes that are parsed beside the event loop
 _BODIES_AT_ONCE = 4  # of the largest size, that are in memory at once
 
+_LOGGER = logging.getLogger("phalanx.serve")
 _Result = TypeVar("_Result")
 
 
@@ -205,7 +208,15 @@ class Service:
     async def classify_rows(self, request: Request, rows: Rows) -> Outputs:
         """What the model says of rows in its own form."""
         with self.batcher.reserve(len(rows)) as places:
-            return await self._run(request, places, rows)
+            outputs = await self._run(request, places, rows)
+        if not _are_finite(outputs) and rows.dtype == np.float32:
+            raise ApiError(
+                400,
+                f"the model gives infinity or NaN for these values, which go from {rows.min():g} "
+                f"to {rows.max():g}; send normalised pixels",
+            )
+        _refuse_infinite(outputs)
+        return outputs
 
     async def classify_files(
         self, request: Request, images: Sequence[ImageFile]
@@ -219,7 +230,9 @@ class Service:
             self.metrics.decode_s.observe(record.decode_s)
             if not len(prepared.rows):
                 return {}, prepared
-            return await self._run(request, places, prepared.rows), prepared
+            outputs = await self._run(request, places, prepared.rows)
+        _refuse_infinite(outputs)
+        return outputs, prepared
 
     async def _run(self, request: Request, places: Reservation, rows: Rows) -> Outputs:
         record: RequestRecord = request.scope[RECORD_KEY]
@@ -244,6 +257,18 @@ class Service:
         return outputs
 
 
+def _are_finite(outputs: Outputs) -> bool:
+    return all(bool(np.isfinite(values).all()) for values in outputs.values())
+
+
+def _refuse_infinite(outputs: Outputs) -> None:
+    """Raise ApiError for outputs that are no answer, and that JSON has no numbers for."""
+    if not _are_finite(outputs):
+        what = "the model gives infinity or NaN for an image"
+        _LOGGER.error("%s; its weights are damaged, or its precision is too low", what)
+        raise ApiError(500, f"{what}: its weights are damaged, or its precision is too low")
+
+
 def parse_object(body: bytes | memoryview) -> dict[str, Any]:
     """A JSON object; raises ApiError where it is none."""
     try:
@@ -256,6 +281,6 @@ def parse_object(body: bytes | memoryview) -> dict[str, Any]:
 
 
 def to_json(facts: object, status: int = 200) -> Response:
-    """An answer in JSON; arrays of numpy as lists, numbers that are none as null."""
+    """An answer in JSON; arrays of numpy as lists."""
     body = orjson.dumps(facts, option=orjson.OPT_SERIALIZE_NUMPY)
     return Response(body, status, media_type="application/json")

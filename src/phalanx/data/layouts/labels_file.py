@@ -43,8 +43,13 @@ class LabelTable:
 
 
 @lru_cache(maxsize=2)  # a command asks for it several times
-def parse_labels(text: str, table: Path, *, root: Path, valid_split: str | None) -> LabelTable:
-    """The table of a text; all that is wrong with it is said at once."""
+def parse_labels(
+    text: str, table: Path, *, root: Path, valid_split: str | None, min_classes: int = 2
+) -> LabelTable:
+    """The table of a text; all that is wrong with it is said at once.
+
+    min_classes: two to train on; one is enough to compare answers with.
+    """
     is_json = table.suffix.lower() in (".jsonl", ".ndjson", ".json")
     read_rows = _read_json_rows if is_json else _read_csv_rows
     rows = list(read_rows(text.removeprefix("\ufeff"), table))
@@ -72,7 +77,7 @@ def parse_labels(text: str, table: Path, *, root: Path, valid_split: str | None)
     _refuse(problems, table)
     trained = found.get("train") or found.get("valid") or {}
     classes = _sort_classes(set(trained.values()))
-    if len(classes) < 2:
+    if len(classes) < min_classes:
         raise DataError(f"{table}: has only one class, {classes[0]!r}; a classifier needs two")
     has_splits = any(row.split for row in rows)
     return LabelTable(
