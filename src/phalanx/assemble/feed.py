@@ -268,7 +268,7 @@ class _SyntheticFeed:
             yield [MicroBatch(images, labels, begin + rows * number) for number in slices]
 
     def validation(self) -> Iterator[ValidBatch]:
-        """The same images until as many are scored as the plan says."""
+        """The same images again and again, up to the plan's number of validation images."""
         rows, images = self._plan.valid_batch, self._plan.valid_images
         for number in self._place.valid_share.batches(-(-images // rows)):
             first = number * rows

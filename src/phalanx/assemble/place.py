@@ -193,7 +193,7 @@ def _build_sum(model: nn.Module, plan: Plan, place: Place, bucket_mib: float) ->
     if links is not None and pipelines > 1:
         return StageSum(model, bucket_mib=bucket_mib, group=links.peers)
     if place.ranks is not None and links is None:
-        if plan.acceleration.graph:  # gradients are sent after the graph, which cannot contain it
+        if plan.acceleration.graph:  # a replayed pass ends before any gradients are sent
             return StageSum(model, bucket_mib=bucket_mib, group=None)
         return ReducedSum(model, bucket_mib=bucket_mib)
     return LocalSum(model)

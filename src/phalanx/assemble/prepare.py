@@ -359,7 +359,7 @@ def take_over(prepared: PreparedRun) -> PreparedRun:
     if run.config_text != dump_config(settings.config):
         write_atomically(run.config, dump_config(settings.config))
         chosen, before = _choice_in(prepared.plan), run.facts["chosen"]
-        if chosen["device"] == before["device"]:  # with other ranks, the plan's threads differ
+        if chosen["device"] == before["device"]:  # the plan's may be for another number of ranks
             chosen["threads"] = before["threads"]
         run.update_facts(origins=settings.origins, chosen=chosen)
     start = _find_start(run)

@@ -192,7 +192,7 @@ def find_way_on(world: World, prepared: PreparedRun) -> str:
     """The command that continues a run whose ranks lost connection; empty if there is none.
 
     If this start saved nothing there is none: the next might fail in the same way, and a
-    scheduler would restart it forever. Under our own supervisor, that prints the command.
+    scheduler would restart it forever. Our own supervisor prints the command itself.
     """
     run, start = prepared.run, prepared.start
     newest, began = newest_checkpoint(run.checkpoints), start.checkpoint if start else None

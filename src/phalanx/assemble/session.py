@@ -86,7 +86,7 @@ class Session:
         cache = config.machine.model_cache_path
         self._cache = use_cache(Path(cache).expanduser() if cache else None)
         self.device = prepare_torch(plan, local_rank=local_rank)
-        self.memory = MemoryMeter(self.device)  # from before the first weight
+        self.memory = MemoryMeter(self.device)  # created before the first weight
         self.preprocessing = build_preprocessing(config, plan)
         if start is not None and start.weights_only:
             # use the classes and the preprocessing of its training
@@ -244,7 +244,7 @@ class Session:
         return {}
 
     def _find_folded(self, model: nn.Module) -> "FoldedModel | None":
-        """The model with its norms folded in, for scoring on a GPU; None if it cannot be folded."""
+        """The model with its norms folded in, for scoring on a GPU; None if it scores as it is."""
         if self.plan.determinism == "strict" or self.config.machine.kernels == "torch":
             return None  # cuDNN picks kernels by measuring: another run may pick others
         from phalanx.inference.folded_model import fold_model
@@ -308,7 +308,7 @@ class Session:
 
 
 def _match_classes(found: Sequence[str], known: Sequence[str]) -> NDArray[np.int64]:
-    """For each class of the data, its number in the model; DataError if the model has no such."""
+    """For each class of the data, its number in the model; DataError for an unknown class."""
     unknown = [name for name in found if name not in known]
     if unknown:
         raise DataError(

@@ -14,7 +14,7 @@ from phalanx.units import parse_rate
 
 
 def family_has_option(family: str, name: str) -> bool:
-    """Whether models of a family have an option; a plugin's network has no model options."""
+    """Whether models of a family have an option; a plugin's network has few model options."""
     option = OPTIONS[name]
     if family == OwnVariant.family and option.section == "model":
         return name in ("model", "init-weights", "reset-head")

@@ -44,7 +44,7 @@ TURNS = {
 }
 
 
-# --- finding it ---
+# --- reading the orientation ---
 
 
 def read_exif_orientation(exif: bytes) -> int:

@@ -27,7 +27,7 @@ class Consensus:
         self._ranks = ranks
 
     def any(self, mine: bool) -> bool:
-        """Whether any process says yes."""
+        """Whether `mine` is true in any process."""
         return mine if self._ranks is None else self._ranks.any(mine)
 
     def gather(self, mine: _Value) -> list[_Value]:

@@ -17,7 +17,7 @@ class DynamicLossScale:
     scale: float = AUTOMATIC_START
     finite_steps: int = 0  # since the last change
     skipped: int = 0  # steps that overflowed
-    history: list[tuple[int, float]] = field(default_factory=list)  # step, and the scale from there
+    history: list[tuple[int, float]] = field(default_factory=list)  # step, and scale from then on
 
     @property
     def multiplier(self) -> float:

@@ -28,7 +28,7 @@ class Mixing:
     cutmix_high: float = 0.0  # ...and this; 0: no boxes
     cutmix_lambda: float = 1.0  # instead: TensorFlow 1's way to draw that share; 1: no boxes
     cutmix_skip: float = 0.0  # share of micro-batches without a box
-    repeats: int = 1  # how often each image comes in a row: partners are that many times further
+    repeats: int = 1  # copies of each image in a row: partners are that many times further away
 
     @property
     def cutmix(self) -> bool:
@@ -52,7 +52,7 @@ class Mix(NamedTuple):
 
     own: Tensor | None  # [N], the weight of each image itself in mixup
     box: "_Box | None"  # of cutmix
-    repeats: int  # how often each image comes in a row: partners are that many times further
+    repeats: int  # copies of each image in a row: partners are that many times further away
 
 
 class _Box(NamedTuple):

@@ -91,7 +91,7 @@ class PassParts:
 
     @staticmethod
     def mix_targets(batches: Sequence[MicroBatch], mixes: Sequence[Mix]) -> list[Targets]:
-        """What the model's answers to each micro-batch are held against."""
+        """The weighted labels of each micro-batch."""
         pairs = zip(batches, mixes, strict=True)
         return [mix_labels(batch.labels, mix) for batch, mix in pairs]
 

@@ -107,7 +107,7 @@ class TrainingLoop:
         state, plan, deps = self._state, self._plan, self._deps
         _score_if_due(state, plan, deps)  # the run may have been stopped before it was scored
         if _is_stopping(state, plan, deps):
-            raise _stopped(state, plan)  # nothing to save: no step was made since the checkpoint
+            raise _stopped(state, plan)  # nothing to save: this process has made no step
         self._started_at = state.step
 
     def batches(self) -> Iterator[Sequence[MicroBatch]]:

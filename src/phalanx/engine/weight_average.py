@@ -104,7 +104,7 @@ def _overwrite(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> 
 def average_weights(
     states: Iterable[Mapping[str, Tensor]], *, strategy: str = "mean", decay: float = 0.99
 ) -> dict[str, Tensor]:
-    """The average of state dicts, given oldest first; each is freed before the next is read.
+    """The average of state dicts, given oldest first; at most two of them are held at a time.
 
     mean: all have the same weight. exponential: average = decay * average + (1 - decay) * weights,
     starting with the oldest. Computed in float64, returned in the dtype of the weights. Running

@@ -180,7 +180,7 @@ class Ranks:
         return values  # type: ignore[return-value]
 
     def any(self, mine: bool) -> bool:
-        """Whether any rank says yes."""
+        """Whether `mine` is true in any rank."""
         self._flag.fill_(mine)
         dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._host)
         return bool(self._flag)

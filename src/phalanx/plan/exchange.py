@@ -29,7 +29,7 @@ class Exchange:
 
     gradients: int
     statistics: int  # of batch norms that are shared by replicas on several ranks
-    activations: int = 0  # and their gradients, between stages
+    activations: int = 0  # and their gradients, between stages, of the busiest rank
 
     @property
     def total(self) -> int:

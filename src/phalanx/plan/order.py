@@ -26,7 +26,7 @@ class Order:
     global_batch: int
     seed: int
     drop_tail: bool = False  # leave out the last images of an epoch that do not fill a batch
-    repeats: int = 1  # how often each image comes in a row; all images then take as many epochs
+    repeats: int = 1  # copies of each image in a row; a pass over all then takes as many epochs
 
     def __post_init__(self) -> None:
         if self.images < 1 or self.global_batch < 1:

@@ -64,8 +64,8 @@ def write_predictions(folder: Path, rows: Iterable[Prediction], *, classes: Sequ
 class _CsvLines(list[str]):
     """Rows that end in a newline only, though the csv writer ends lines with CR LF.
 
-    It must, because it quotes only cells that contain a character of its line end, and a name may
-    contain a carriage return.
+    The writer keeps its own line end, because it quotes only cells that contain a character of
+    it, and a name may contain a carriage return.
     """
 
     def write(self, line: str) -> None:

@@ -38,7 +38,7 @@ _Pairs = list[tuple[float, float]]
 
 CROP_TRIES = 10
 _BOX_SHARE = 0.1  # of the object's box that a crop must show
-_ERASE_TRIES = 4  # one in a thousand times none fits into a square image
+_ERASE_TRIES = 4  # one shape in a thousand does not fit into a square image
 _MAX_MAGNITUDE = 10
 _LEVELS = 31  # of TrivialAugment
 _NORMAL = NormalDist()
