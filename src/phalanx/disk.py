@@ -1,4 +1,4 @@
-"""Writes that are whole or absent, locks, and what to say when the disk refuses one."""
+"""Atomic writes, file locks, and messages for disk errors."""
 
 import errno
 import fcntl
@@ -29,7 +29,7 @@ _FULL = {errno.ENOSPC: "no space left", errno.EDQUOT: "your disk quota is used u
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """A block whose system errors become a DiskError that names `path` and the way out."""
+    """Context that turns an OSError into a DiskError with `path` and what to do."""
     try:
         yield
     except OSError as cause:
@@ -47,7 +47,7 @@ def explain_disk_error(error: OSError, path: Path) -> str:
 
 @contextmanager
 def out_errors(out: Path, advice: str) -> Iterator[None]:
-    """A block whose failed writes speak of --out; `advice` says what to do after a full disk."""
+    """Context whose disk errors mention --out; advice: what to do after freeing space."""
     try:
         yield
     except (DiskError, OSError) as error:
@@ -64,7 +64,7 @@ def out_errors(out: Path, advice: str) -> Iterator[None]:
 
 
 def describe_free_space(path: Path) -> str:
-    """How much room the nearest existing folder has, as " (12.0 KiB free on /data)"."""
+    """The free space of the nearest existing folder, as " (12.0 KiB free on /data)"."""
     folder = next((p for p in path.absolute().parents if p.is_dir()), None)
     if folder is None:
         return ""
@@ -72,10 +72,10 @@ def describe_free_space(path: Path) -> str:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write the whole file or nothing: under a temporary name, synced, then renamed."""
-    # a file name that is no UTF-8 comes as escapes, and goes back as the bytes it was
+    """Write a file atomically: under a temporary name, synced, then renamed."""
+    # surrogate escapes, of file names that are not UTF-8, become their original bytes
     data = content.encode(errors="surrogateescape") if isinstance(content, str) else content
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")  # as _PART reads it
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")  # matched by _PART
     with disk_errors(path):
         try:
             write_synced(part, [data])
@@ -87,7 +87,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def remove_dead_parts(folder: Path) -> None:
-    """Remove what processes that are gone had begun to write into a folder."""
+    """Remove partial files in a folder whose writing processes no longer run."""
     for path in folder.glob(".*.part"):
         match = _PART.match(path.name)
         if match and not (int(match[1]) != os.getpid() and _is_running(int(match[1]))):
@@ -102,13 +102,13 @@ def _is_running(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # somebody else's
+    except PermissionError:  # another user's process
         return True
     return True
 
 
 def write_synced(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write a file from its pieces and wait until the disk has it."""
+    """Write a file from its pieces and wait until it is on disk."""
     with path.open("wb") as file:
         for piece in pieces:
             file.write(piece)
@@ -117,16 +117,16 @@ def write_synced(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
 
 
 def remove_quietly(path: Path) -> None:
-    """Remove a leftover where that is possible; the error that left it is the one to report."""
+    """Remove a leftover file; errors are ignored, as the original error is the one to report."""
     with suppress(OSError):
         path.unlink()
 
 
 @contextmanager
 def file_lock(path: Path, held: Callable[[], Exception]) -> Iterator[int]:
-    """Hold the lock of a file or folder while the block runs; gives the open file.
+    """Context that holds the lock of a file or folder; yields its descriptor.
 
-    The lock dies with the process. `held` builds the error for when another process has it.
+    The lock ends with the process. `held` builds the error for when another process has it.
     """
     flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
     with disk_errors(path):
@@ -140,7 +140,7 @@ def file_lock(path: Path, held: Callable[[], Exception]) -> Iterator[int]:
 
 
 def try_lock(handle: int, path: Path) -> bool:
-    """Lock an open file; False where another process has locked it."""
+    """Lock an open file; False if another process has locked it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

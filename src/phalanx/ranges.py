@@ -1,7 +1,7 @@
-"""Names for the parts of a training step, which a profiler records while it looks.
+"""Names for the parts of a training step, for a profiler.
 
-They are blocks of the code that trains, so they must cost nothing while nobody looks, and must not
-change what is computed: then each is the same empty block.
+They are contexts in the training code, so they must cost nothing without a profiler, and must not
+change what is computed: without a profiler, each is the same empty context.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -9,14 +9,14 @@ from typing import Any
 
 
 class _RangeNames:
-    """Gives a block its name while `are_recorded` is set."""
+    """Names contexts while `are_recorded` is set."""
 
     def __init__(self) -> None:
         self.are_recorded = False
         self._nothing: AbstractContextManager[Any] = nullcontext()
 
     def __call__(self, name: str) -> AbstractContextManager[Any]:
-        """A block that a profile shows under this name."""
+        """A context that a profile shows under this name."""
         if not self.are_recorded:
             return self._nothing
         from torch.profiler import record_function

@@ -1,4 +1,4 @@
-"""Durations and counts that carry their unit: "5ep", "500st", "10%", and numbers for people."""
+"""Durations and counts with units, such as "5ep", "500st" and "10%"; formatting of numbers."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from math import ceil
 from phalanx.errors import ConfigError
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*(ep|st|%)?\s*$")
-_MAX_DIGITS = 40  # beyond it a number is a slip, and exact arithmetic on it would never end
+_MAX_DIGITS = 40  # more digits are a typing error, and exact arithmetic would never end
 _HUGE_EXPONENT = re.compile(r"e[-+]?[\d_]{3,}", re.IGNORECASE)
 
 
@@ -29,13 +29,13 @@ class Duration:
 
 @dataclass(frozen=True)
 class RunLength:
-    """How long a run is, which turns durations into optimizer steps."""
+    """The length of a run, which converts durations to optimizer steps."""
 
     total_steps: int
     steps_per_epoch: Fraction
 
     def exact_steps(self, duration: Duration) -> Fraction:
-        """A duration in steps, not rounded."""
+        """A duration in steps, exact."""
         whole = {
             "ep": self.steps_per_epoch,
             "st": Fraction(1),
@@ -44,12 +44,12 @@ class RunLength:
         return duration.amount * whole
 
     def count_steps(self, duration: Duration) -> int:
-        """A duration in whole steps, rounded up: half a step still takes one."""
+        """A duration in whole steps, rounded up."""
         return ceil(self.exact_steps(duration))
 
 
 def parse_exact(text: str) -> Fraction:
-    """An exact number; ValueError for what is none, or has more digits than anybody means."""
+    """An exact number; ValueError if it is not a number, or has too many digits."""
     if len(text.strip()) > _MAX_DIGITS or _HUGE_EXPONENT.search(text):
         raise ValueError("too many digits")
     return Fraction(text.strip())
@@ -73,7 +73,7 @@ def parse_duration(text: str | int | float) -> Duration:
 
 
 def parse_durations(text: str) -> tuple[Duration, ...]:
-    """Lengths of training with commas.
+    """Comma-separated durations.
 
     >>> [str(length) for length in parse_durations("30, 60ep, 75%")]
     ['30ep', '60ep', '75%']
@@ -82,7 +82,7 @@ def parse_durations(text: str) -> tuple[Duration, ...]:
 
 
 def parse_numbers(text: str) -> tuple[Fraction, ...]:
-    """Numbers with commas; fractions are understood.
+    """Comma-separated numbers, which may be fractions.
 
     >>> parse_numbers("0.5, 3/4")
     (Fraction(1, 2), Fraction(3, 4))
@@ -96,7 +96,7 @@ def parse_numbers(text: str) -> tuple[Fraction, ...]:
 
 
 def parse_betas(text: str) -> tuple[float, float]:
-    """Two shares of less than one with a comma.
+    """Two comma-separated numbers from 0 to below 1.
 
     >>> parse_betas("0.9,0.999")
     (0.9, 0.999)
@@ -108,7 +108,7 @@ def parse_betas(text: str) -> tuple[float, float]:
 
 
 def parse_pair(text: str) -> tuple[float, float]:
-    """Two numbers with a comma, the smaller first; fractions are understood.
+    """Two comma-separated positive numbers, the smaller first, which may be fractions.
 
     >>> parse_pair("3/4, 4/3")
     (0.75, 1.3333333333333333)
@@ -125,7 +125,7 @@ def parse_pair(text: str) -> tuple[float, float]:
 
 
 def parse_resolutions(text: str) -> tuple[tuple[int, Duration], ...]:
-    """Sizes and until when images have them.
+    """Image sizes, each with the end of its use.
 
     >>> [(size, str(end)) for size, end in parse_resolutions("128:6ep, 176:60%")]
     [(128, '6ep'), (176, '60%')]
@@ -142,7 +142,7 @@ def parse_resolutions(text: str) -> tuple[tuple[int, Duration], ...]:
 
 
 def parse_rate(text: str | int | float) -> Fraction:
-    """How often per epoch: 2 is twice an epoch, "1/2" every second epoch, 0 never.
+    """A rate per epoch: 2 is twice per epoch, "1/2" every second epoch, 0 never.
 
     >>> parse_rate("1/3"), parse_rate(2), parse_rate("0.5")
     (Fraction(1, 3), Fraction(2, 1), Fraction(1, 2))
@@ -159,7 +159,7 @@ def parse_rate(text: str | int | float) -> Fraction:
 
 
 def parse_share(text: str | int, whole: int) -> int:
-    """A count, or a share of `whole` rounded down.
+    """A count, or a share of `whole`, rounded down.
 
     >>> parse_share("10", 8000), parse_share("1%", 8000)
     (10, 80)
@@ -171,7 +171,7 @@ def parse_share(text: str | int, whole: int) -> int:
 
 
 def parse_val_split(text: str | int | float) -> Fraction | int:
-    """A share between nothing and all, or images in all.
+    """A share between 0 and 1, or a number of images.
 
     >>> parse_val_split("10%"), parse_val_split("0.1"), parse_val_split("40")
     (Fraction(1, 10), Fraction(1, 10), 40)
@@ -190,7 +190,7 @@ def parse_val_split(text: str | int | float) -> Fraction | int:
 
 
 def format_count(number: float) -> str:
-    """A count with thousands set apart.
+    """A count with thousands separators.
 
     >>> format_count(1281167)
     '1,281,167'
@@ -205,19 +205,19 @@ def format_plural(number: float, noun: str) -> str:
 
 
 def format_si(number: int) -> str:
-    """A large number in three digits, with a decimal prefix.
+    """A large number with three digits and a decimal prefix.
 
     >>> format_si(25_557_032), format_si(4_089_184_256), format_si(75_290), format_si(640)
     ('25.6 M', '4.09 G', '75.3 k', '640')
     """
     amount, units = float(number), ["", "k", "M", "G", "T", "P"]
-    while amount >= 999.5:  # from there on three digits show 1000
+    while amount >= 999.5:  # would be rounded to 1000
         amount, units = amount / 1000, units[1:]
     return f"{amount:#.3g}".rstrip(".") + f" {units[0]}" if units[0] else f"{number}"
 
 
 def format_bytes(count: float) -> str:
-    """Bytes in the unit a person would choose.
+    """Bytes in a suitable unit.
 
     >>> format_bytes(3_000_000), format_bytes(512)
     ('2.9 MiB', '512 B')
@@ -230,7 +230,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration on the clock.
+    """A time in seconds, minutes or hours.
 
     >>> format_seconds(8), format_seconds(75), format_seconds(7322)
     ('8s', '1m15s', '2h02m')

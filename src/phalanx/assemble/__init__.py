@@ -1,1 +1,1 @@
-"""The one place that knows everybody: from settings to a run that trains, scores or answers."""
+"""The one package that knows all others: from settings to a run that trains, scores, predicts."""

@@ -1,4 +1,4 @@
-"""Average: the last checkpoints of a run become one, which is scored beside the newest."""
+"""Average: the last checkpoints of a run averaged into one, and scored along with the newest."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ from phalanx.report.summary import AVERAGE_FILE, AverageScore, write_average_sco
 
 @dataclass(frozen=True, kw_only=True)
 class Averaged:
-    """The newest checkpoint of a run and the average that ends with it, both scored."""
+    """The newest checkpoint of a run and the average of the last ones, both scored."""
 
     account: dict[str, Any]
     paths: tuple[Path, Path]
@@ -49,7 +49,7 @@ class Averaged:
 
 
 def average_run(folder: RunFolder, how: Averaging, flags: Mapping[str, str]) -> Averaged:
-    """Average the last checkpoints of a run, and keep what came of it beside them."""
+    """Average the last checkpoints of a run, and store the average and both scores in the run."""
     newest = read_checkpoint(find_checkpoint(folder.path), flags)
     found = list_consecutive(folder.checkpoints, newest)
     checkpoints = found[-how.count_among(len(found), where=folder.checkpoints) :]
@@ -69,9 +69,9 @@ def _write_average(
     how: Averaging,
     account: dict[str, Any],
 ) -> Path:
-    """Write the average of checkpoints, oldest first, beside them; its path.
+    """Write the average of checkpoints, oldest first, into their folder; returns its path.
 
-    Beside the weights it holds what the newest does, so that whatever reads a checkpoint reads it.
+    Apart from the weights it holds the newest's files, so that it can be read as a checkpoint.
     """
     states = (tensors_from_bytes(read_files(path, WEIGHTS)[WEIGHTS]) for path in checkpoints)
     weights = average_weights(states, strategy=how.strategy, decay=how.decay)
@@ -81,24 +81,24 @@ def _write_average(
     sha256 = hash_weights(weights)
     facts_now = {**facts, "format": FORMAT, "weights_sha256": sha256, "averaged": account}
     others = read_files(checkpoint)
-    others.pop(REPLICAS, None)  # of the newest; a fork's replicas begin with the average's
+    others.pop(REPLICAS, None)  # those of the newest; a fork's replicas start from the average
     files: dict[str, FileContent] = {
         **others,
         WEIGHTS: iterate_safetensors(weights, {NORM_LAYOUT_KEY: facts["norm_layout"]}),
         FACTS: json.dumps(facts_now, indent=1).encode(),
     }
-    remove_quietly(checkpoint.parent.parent / AVERAGE_FILE)  # of another average
+    remove_quietly(checkpoint.parent.parent / AVERAGE_FILE)  # the scores of an earlier average
     return write_checkpoint_as(checkpoint.parent, AVERAGE_NAME, files)
 
 
 def _reestimate_statistics(
     newest: ScorableCheckpoint, weights: dict[str, Tensor], *, steps: int
 ) -> dict[str, Tensor]:
-    """The statistics that averaged weights give the batch norms, under the names of the buffers."""
+    """The batch-norm statistics of a model with averaged weights, by name of the buffer."""
     with open_checkpoint(newest) as session:
         model = session.model
         load_tensors(model, weights, where=str(newest.start.checkpoint))
-        # of the last steps: a run whose images grow has them at full size only there
+        # the last steps: in a run with growing images, only these have the full size
         batches = session.feed.batches_from(session.plan.total_steps - steps)
         images = (batch.images for passes in batches for batch in passes)
         names = reestimate_norms(model, images, autocast=session.options.autocast)

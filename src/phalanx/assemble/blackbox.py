@@ -1,6 +1,6 @@
-"""blackbox.json: the last steps of a run that ended badly, and where a replay of them begins.
+"""blackbox.json: the last steps of a run that failed, and where a replay of them starts.
 
-It is put together when a run fails, from what is written down anyway; a step that goes well costs
+It is made when a run fails, from records that are written anyway; a step that succeeds costs
 nothing.
 """
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from phalanx.engine.state import StepMetrics
 
 _BLACKBOX, _FORMAT = "blackbox.json", 1
-LAST = 64  # steps that are kept
-_SHOWN = 4  # images that a line names
-_ALWAYS = ("seed", "determinism", "precision", "model", "data")  # others where somebody set them
+LAST = 64  # steps to keep
+_SHOWN = 4  # images that are named in a line
+_ALWAYS = ("seed", "determinism", "precision", "model", "data")  # others only if they were set
 
 
 def describe_step_images(images: "Sequence[StepImage]") -> str:
@@ -48,7 +48,7 @@ def describe_step_images(images: "Sequence[StepImage]") -> str:
 
 
 def finding_to_json(finding: "NonFiniteFinding", images: "Sequence[StepImage]") -> dict[str, Any]:
-    """A finding as plain values, with the images of the step it was seen with."""
+    """A finding as plain values, with the images it affects."""
     return {
         "what": finding.what,
         "name": finding.name,
@@ -60,7 +60,7 @@ def finding_to_json(finding: "NonFiniteFinding", images: "Sequence[StepImage]") 
 def find_first(
     mine: "NonFiniteFinding | None", place: "Place", plan: Plan
 ) -> "NonFiniteFinding | None":
-    """What all ranks found, in one: outputs before sums of them, earlier images before later."""
+    """The first finding of all ranks: outputs before other kinds, earlier images before later."""
     if mine is not None:
         mine = replace(mine, rows=place.locate(mine.rows, plan))
     found = [one for one in place.gather(mine) if one is not None]
@@ -70,7 +70,7 @@ def find_first(
 def loss_scale_at(
     step: int, plan: Plan, scaler: "DynamicLossScale | DeviceLossScale | None"
 ) -> float:
-    """The loss scale a step was made with, counted from 1."""
+    """The loss scale of a step, counted from 1."""
     if scaler is None:
         return plan.loss_scale.at(step - 1)
     earlier = [scale for changed, scale in scaler.history if changed < step]
@@ -78,12 +78,12 @@ def loss_scale_at(
 
 
 def _is_finite(entry: dict[str, Any]) -> bool:
-    """Whether the numbers of a line of metrics.jsonl are finite; a norm left out was."""
+    """Whether the numbers of a line of metrics.jsonl are finite; a norm that is left out is."""
     return all(isfinite(float(entry[name] or 0)) for name in ("loss", "grad_norm"))
 
 
 def last_steps(folder: Path) -> list[dict[str, Any]]:
-    """The last steps in metrics.jsonl; none after the first that is not finite."""
+    """The last steps in metrics.jsonl, up to the first that is not finite."""
     last: deque[dict[str, Any]] = deque(maxlen=LAST)
     for entry in read_metrics(folder, scores=False):
         last.append(entry)
@@ -94,17 +94,17 @@ def last_steps(folder: Path) -> list[dict[str, Any]]:
 
 @dataclass
 class BlackBox:
-    """Says why a step is not finite, and keeps the last steps of a run, should it fail."""
+    """Says why a step is not finite, and writes the last steps of a run if it fails."""
 
     prepared: PreparedRun
     session: "Session"
     records: Records
-    probe: "Probe | None"  # sees every module of every step, where --fp-exceptions asks for it
+    probe: "Probe | None"  # observes every module in every step, with --fp-exceptions
     writes: bool = True  # whether this process writes the run folder
     cause: dict[str, Any] | None = None  # of the step that was diagnosed
 
     def diagnose(self, metrics: "StepMetrics") -> str:
-        """Where the step just made went wrong, or how to find out, and what to do."""
+        """Where the last step went wrong, or how to find out, and what to do."""
         run = self.prepared.run
         finding = self.probe and find_first(
             self.probe.find(metrics.loss, metrics.grad_norm), self.session.place, self.prepared.plan
@@ -115,7 +115,7 @@ class BlackBox:
             self.cause = finding_to_json(finding, images)
             seen = [images[row] for row in finding.rows]
             cause = finding.describe() + (f", for {describe_step_images(seen)}" if seen else "")
-        # a checkpoint that is being written has its name only later
+        # a checkpoint that is still being written has another prefix
         fork = ", or fork the last checkpoint," if any(run.checkpoints.glob("*step-*")) else ""
         return (
             f"{cause}. Nothing of it was saved: start again{fork} with a lower --lr or a longer "
@@ -128,10 +128,10 @@ class BlackBox:
         read_metrics: "Callable[[], list[StepMetrics]]",
         write_metrics: "Callable[[int, list[StepMetrics]], None]",
     ) -> Iterator[None]:
-        """A block whose failure leaves a black box; one of an earlier failure is taken away.
+        """Context that writes blackbox.json if it fails; that of an earlier failure is removed.
 
-        read_metrics: those of the steps that nobody has read yet. write_metrics: puts the metrics
-        from a step on into the records.
+        read_metrics: returns the metrics of steps that were not read yet. write_metrics: adds the
+        metrics of consecutive steps to the records.
         """
         if not self.writes:
             yield
@@ -143,10 +143,10 @@ class BlackBox:
         except Stopped:  # all is saved
             raise
         except Exception as failure:
-            with suppress(UserError):  # what went wrong first is what must be told
+            with suppress(UserError):  # the first failure is the one to report
                 self.records.flush()
                 known = last_steps(self.records.folder)
-                with suppress(RuntimeError):  # a device that broke gives no numbers
+                with suppress(RuntimeError):  # a device that failed returns no numbers
                     write_metrics(known[-1]["step"] + 1 if known else began_at + 1, read_metrics())
                 self.records.flush()
                 self._write(failure, began_at)
@@ -186,13 +186,13 @@ class BlackBox:
 
 
 def _checkpoint_before(run: RunFolder, step: int) -> Path | None:
-    """The run's newest checkpoint that stands before a step."""
+    """The run's newest checkpoint from before a step."""
     earlier = [path for path in list_checkpoints(run.checkpoints) if step_in_name(path) < step]
     return earlier[-1] if earlier else None
 
 
 def _name_start(run: RunFolder, step: int) -> str | None:
-    """Where a replay of a step begins: within the run, with its parent, or (None) at the start."""
+    """The checkpoint a replay of a step starts from, the run's or its parent's; None: step 0."""
     own, parent = _checkpoint_before(run, step), run.facts["parent"]
     if own is not None:
         return str(own.relative_to(run.path))
@@ -200,7 +200,7 @@ def _name_start(run: RunFolder, step: int) -> str | None:
 
 
 def _failing_step(run: RunFolder) -> int | None:
-    """The step a run failed at: as its black box says, or its metrics; None if it did not."""
+    """The step a run failed at, from its black box or its metrics; None if it did not fail."""
     box = run.path / _BLACKBOX
     if box.exists():
         step = read_json_object(box).get("step")
@@ -210,7 +210,7 @@ def _failing_step(run: RunFolder) -> int | None:
 
 
 def prepare_replay(prepared: PreparedRun, step: int | None) -> tuple[PreparedRun, int]:
-    """A run as it stood at or before a step, and the step; without one, where it failed."""
+    """A run with its starting point before a step, and the step; if None, where it failed."""
     run, plan = prepared.run, prepared.plan
     total = plan.total_steps
     wanted = _failing_step(run) if step is None else step

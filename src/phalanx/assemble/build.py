@@ -1,4 +1,4 @@
-"""From a Config and its Plan to torch's objects: network, state, and what a step does."""
+"""From a Config and its Plan to torch objects: network, training state, step options."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
 from phalanx.units import parse_betas
 
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of norms; no parameters
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of norms; not parameters
 
 
 def build_network(
@@ -47,11 +47,11 @@ def build_network(
     stage: int | None = None,
     with_init_weights: bool = False,
 ) -> nn.Module:
-    """The model with its first weights, in the memory layout convolutions are fastest in.
+    """The model with its initial weights, in the channels_last memory format.
 
-    A plugin's network draws its own, from torch's generators: they are seeded for it, and then put
-    back, because whoever calls us from Python has a use for them, too. stage: the only one to keep.
-    with_init_weights: those of --init-weights in the place of the first ones, if any are named.
+    A plugin's network draws its weights from torch's generators: these are seeded for it and then
+    restored, because a Python program that calls us may use them, too. stage: the only one to keep.
+    with_init_weights: load the weights of --init-weights, if the option is given.
     """
     variant = build_variant(config)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -61,7 +61,7 @@ def build_network(
         model = build_model(variant, num_classes=plan.num_classes)
     if not isinstance(variant, OwnVariant):
         initialise(model, config.train.seed, zero_residual=config.resnet.zero_init_residual)
-    if plan.precision == "16.16":  # the few numbers of norms stay in 32 bits
+    if plan.precision == "16.16":  # the few parameters of norms stay in 32 bits
         for module in model.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 module.to(getattr(torch, plan.half_type))
@@ -75,7 +75,7 @@ def build_network(
 
 
 def _cut_stage(model: nn.Module, plan: Plan, stage: int) -> ModelPart:
-    """One stage of a model; ConfigError for a plugin's that is more than its units."""
+    """One stage of a model; ConfigError for a plugin's model that is more than its units."""
     assert plan.pipeline is not None
     whole = to_unit_model(model)
     names, stages = [*whole.state_dict()], plan.pipeline.cut([*whole.units])
@@ -94,7 +94,7 @@ def _cut_stage(model: nn.Module, plan: Plan, stage: int) -> ModelPart:
 
 
 def _load_init_weights(model: nn.Module, config: Config) -> None:
-    """Replace a fresh model's weights by those of --init-weights, if any are named."""
+    """Replace a fresh model's weights by those of --init-weights, if the option is given."""
     if config.model.init_weights is None:
         return
     path, variant = Path(config.model.init_weights), build_variant(config)
@@ -116,7 +116,7 @@ def _load_init_weights(model: nn.Module, config: Config) -> None:
 def _explain_misfit(
     found: dict[str, Tensor], wanted: dict[str, Tensor], head: str, config: Config
 ) -> str:
-    """The way out when weights do not fit: the head alone may be wrong, or the network is."""
+    """What to do when weights do not fit: only the head may differ, or the whole network."""
 
     def without_head(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: t for name, t in tensors.items() if not name.startswith(f"{head}.")}
@@ -142,10 +142,9 @@ def _explain_misfit(
 
 
 def prepare_kernels(model: nn.Module, plan: Plan, place: Place, store: ChoiceStore) -> None:
-    """Compile and choose the kernels of training passes, for every size that images will have.
+    """Compile and choose the kernels of training passes, for every image size of the run.
 
-    Where results must be the same bits every time, nothing is measured, and the choice is always
-    the same.
+    With strict determinism nothing is measured, and the choice is always the same.
     """
     half = getattr(torch, plan.half_type)
     if not (isinstance(model, UnitModel) and model.fused):
@@ -178,7 +177,7 @@ def build_optim_settings(config: Config) -> OptimSettings:
 
 
 def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> TrainState:
-    """A state at step 0 around a model."""
+    """The training state of a model at step 0."""
     device_type = next(model.parameters()).device.type
     options = config.optim
     optimizer = build_optimizer(model, build_optim_settings(config))
@@ -209,7 +208,7 @@ def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> T
 
 
 def _fuse_update(state: TrainState, config: Config) -> None:
-    """Leave all that follows a step's passes to kernels, where they can do it."""
+    """Use kernels for everything after a step's backward pass, if they support it."""
     if not can_fuse_update(state.model, state.optimizer):
         return
     scaler = state.scaler
@@ -227,12 +226,12 @@ def _fuse_update(state: TrainState, config: Config) -> None:
 
 
 def is_offloaded(config: Config, device_type: str) -> bool:
-    """Whether optimizer state lies elsewhere than on the device; a CPU's memory is the host's."""
+    """Whether optimizer state is kept in host memory; on a CPU there is nothing to offload."""
     return config.machine.offload_optimizer and device_type == "cuda"
 
 
 def build_step_options(config: Config, plan: Plan, device: torch.device) -> StepOptions:
-    """What a step does besides the optimizer's update."""
+    """The settings of a step that are not the optimizer's."""
     optim, augment = config.optim, config.augment
     half = getattr(torch, plan.half_type) if plan.precision.startswith("16") else None
     combined = optim.optimizer == "sgd_combined"

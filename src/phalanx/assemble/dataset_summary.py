@@ -1,4 +1,4 @@
-"""What the data of a config holds, the plan that follows, and how its batches are made."""
+"""What a config's dataset contains, the resulting plan, and how its batches are made."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from phalanx.plan.preset_fit import fit_averaging, fit_schedule
 from phalanx.plan.schedule import count_start
 from phalanx.units import RunLength, format_plural, parse_pair
 
-if TYPE_CHECKING:  # at run time where they are needed: a plan without data does without them
+if TYPE_CHECKING:  # imported in functions: a plan without data does not need them
     from phalanx.data.formats.image_file import ReadLimits
     from phalanx.data.formats.sources import Source, Split
     from phalanx.data.layouts.listing import LayoutOptions
@@ -28,27 +28,27 @@ if TYPE_CHECKING:  # at run time where they are needed: a plan without data does
     from phalanx.data.transforms.transform import TransformSpec
 
 MADE_UP = ("generated", "synthetic")
-CHOSEN_ORIGIN = "chosen"  # of what is found out when a run is made, and stored with it
+CHOSEN_ORIGIN = "chosen"  # of values that are chosen when a run is created, and stored with it
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSummary:
-    """What a dataset holds, found out without decoding an image."""
+    """What a dataset contains, found out without decoding an image."""
 
     counts: DatasetCounts
     classes: tuple[str, ...]
     fingerprints: dict[str, Any]  # by split
     snapshots: dict[str, str] = field(default_factory=dict)  # of files and their times, by split
-    manifest: str | None = None  # id of the content, where `data verify` has looked at it
-    image_bytes: float | None = None  # of a training image as it is stored, in the mean
-    has_boxes: bool = True  # of some images' objects; where nobody looked, they are believed in
-    source: str = "counted"  # or "published", where nobody looked at the files, or "made up"
-    layout: str = ""  # how a folder was understood
+    manifest: str | None = None  # id of the content, if `data verify` has checked it
+    image_bytes: float | None = None  # mean size of a stored training image
+    has_boxes: bool = True  # whether images have bounding boxes; assumed if files were not read
+    source: str = "counted"  # or "published", if files were not read, or "made up"
+    layout: str = ""  # how a folder was read
     ignored: dict[str, int] = field(default_factory=dict)  # files that are not read, by reason
 
 
 def inspect_dataset(config: Config) -> DatasetSummary:
-    """Count images and classes and take fingerprints."""
+    """The summary of a config's dataset: images and classes are counted, files fingerprinted."""
     if config.data.data in MADE_UP:
         return summarise_made_up(config)
     from phalanx.data.formats.detect import count_ignored
@@ -88,7 +88,7 @@ def inspect_dataset(config: Config) -> DatasetSummary:
 
 
 def _describe_data(config: Config, valid_images: int) -> Iterator[str]:
-    """How a folder is understood, and what --val-split made of it."""
+    """How a folder is read, and how many images --val-split held out."""
     from phalanx.data.formats.detect import describe_found
 
     data, folder = _locate_data(config)
@@ -102,7 +102,7 @@ def _describe_data(config: Config, valid_images: int) -> Iterator[str]:
 
 
 def _locate_data(config: Config) -> tuple[str, str | None]:
-    """The form of the data and the folder that it lies in, at or below --data-dir."""
+    """The format of the data and its folder, at or below --data-dir."""
     data, folder = config.data.data, config.data.data_dir
     if folder is None:
         return data, None
@@ -113,7 +113,7 @@ def _locate_data(config: Config) -> tuple[str, str | None]:
 
 
 def build_layout_options(config: Config) -> "LayoutOptions":
-    """How a folder of images is to be understood."""
+    """How a folder of images is to be read."""
     from phalanx.data.layouts.listing import LayoutOptions
 
     data = config.data
@@ -126,7 +126,7 @@ def build_layout_options(config: Config) -> "LayoutOptions":
 
 
 def _find_image_bytes(source: "Source") -> float | None:
-    """How large a stored image is in the mean, where an index knows; bad ones have no size."""
+    """The mean size of a stored image, if there is an index; bad images have no size."""
     from phalanx.data.formats.index import IndexedSource
 
     if not isinstance(source, IndexedSource):
@@ -136,13 +136,13 @@ def _find_image_bytes(source: "Source") -> float | None:
 
 
 def _has_boxes(source: "Source") -> bool:
-    """Whether any image has a box around its object."""
-    index = getattr(source, "index", None)  # of a plugin: maybe none, and yet boxes
+    """Whether any image has a bounding box."""
+    index = getattr(source, "index", None)  # a plugin's source may have boxes without an index
     return hasattr(source, "box") if index is None else index.boxes is not None
 
 
 def summarise_made_up(config: Config) -> DatasetSummary:
-    """Data without files: its length comes from --iterations."""
+    """The summary of data without files, whose length comes from --iterations."""
     classes = DATASETS[config.data.data].classes
     assert classes is not None
     step = count_global_batch(config)
@@ -158,10 +158,10 @@ def summarise_made_up(config: Config) -> DatasetSummary:
 
 
 def summarise_published(config: Config) -> DatasetSummary | None:
-    """What the catalog knows of a dataset that is not here; None where only files can tell."""
+    """The catalog's facts about a dataset; None if its files must be read."""
     dataset = DATASETS[config.data.data]
     train, valid, classes = dataset.train_images, dataset.valid_images, dataset.num_classes
-    own_split = config.data.val_split is not None  # its sizes follow from the files of each class
+    own_split = config.data.val_split is not None  # its sizes depend on the files of each class
     if train is None or valid is None or classes is None or own_split:
         return None
     return DatasetSummary(
@@ -174,13 +174,13 @@ def summarise_published(config: Config) -> DatasetSummary | None:
 
 
 def inspect_or_recall(config: Config) -> DatasetSummary:
-    """The dataset, or what the catalog knows of it where no folder is named."""
+    """The summary of the dataset, or the catalog's facts about it if no folder is named."""
     missing = DATASETS[config.data.data].needs_folder and config.data.data_dir is None
     return (summarise_published(config) if missing else None) or inspect_dataset(config)
 
 
 class PlannedRun(NamedTuple):
-    """A run that does not exist yet: its options as they fit the data, its numbers, its data."""
+    """A run that does not exist yet: options fitted to the data, the plan, and the data."""
 
     settings: Settings
     plan: Plan
@@ -188,9 +188,9 @@ class PlannedRun(NamedTuple):
 
 
 def plan_run(settings: Settings, *, without_data: bool = False) -> tuple[Plan, DatasetSummary]:
-    """Every derived number of a run that does not exist yet.
+    """The plan and the data of a run that does not exist yet.
 
-    without_data: a folder that is not named is made up for by what the catalog knows.
+    without_data: if no folder is named, the catalog's facts about the dataset are used.
     """
     return plan_new_run(settings, without_data=without_data)[1:]
 
@@ -198,15 +198,15 @@ def plan_run(settings: Settings, *, without_data: bool = False) -> tuple[Plan, D
 def plan_new_run(
     settings: Settings, *, without_data: bool = False, without_torch: bool = False
 ) -> PlannedRun:
-    """The same with the settings that a new run stores: what a preset brought fits the run.
+    """The same, with the settings that a new run stores: a preset's values fitted to the run.
 
-    without_torch: where stages begin is left open if nobody said it, because choosing needs torch.
+    without_torch: pipeline splits that are not given stay open, because choosing them needs torch.
     """
     settings = settle_replicas(settings)
     config = settings.config
     dataset = inspect_or_recall(config) if without_data else inspect_dataset(config)
     fitted = fit_settings(settings, dataset.counts)
-    is_cropped = DATASETS[config.data.data].augment == "resized-crop"  # else told by the plan
+    is_cropped = DATASETS[config.data.data].augment == "resized-crop"  # else the plan says it
     if config.augment.use_bbox_info and is_cropped and not dataset.has_boxes:
         note = "--use-bbox-info has no effect: no image of this data has a box"
         fitted = replace(fitted, notes=(*fitted.notes, note))
@@ -217,9 +217,9 @@ def plan_new_run(
 
 
 def choose_cuts(settings: Settings, counts: DatasetCounts) -> Settings:
-    """The settings with the names of units that stages begin with, where nobody gave them.
+    """The settings with the first unit of each stage chosen, if the options do not give them.
 
-    Without --pipeline the stages take turns.
+    Without --pipeline the stages run one after the other.
     """
     config = settings.config
     if not needs_cuts(config):
@@ -253,7 +253,7 @@ def choose_cuts(settings: Settings, counts: DatasetCounts) -> Settings:
 
 
 def plan_settings(settings: Settings, counts: DatasetCounts) -> Plan:
-    """The plan of settings that fit the data, with all that is to be said of them."""
+    """The plan of settings that were fitted to the data, with all warnings about them."""
     config = settings.config
     plan = make_plan(
         config, counts, choose_machine(config), places=settings.places, typed=settings.typed
@@ -263,13 +263,13 @@ def plan_settings(settings: Settings, counts: DatasetCounts) -> Plan:
 
 
 def fit_settings(settings: Settings, counts: DatasetCounts) -> Settings:
-    """The settings with what a preset has for a longer run shortened or left out."""
+    """The settings with a preset's values for a longer run shortened or left out."""
     config = settings.config
     try:
         run = count_run_length(config, counts)
         start = count_start(config.schedule, run)
     except ConfigError:
-        return settings  # refused together with all else
+        return settings  # reported later, together with all other problems
     owners = {"preset": "the preset's", "run": "the run's"}
     inherited = {
         name: owners[owner]
@@ -296,7 +296,7 @@ def fit_settings(settings: Settings, counts: DatasetCounts) -> Settings:
 
 
 def _find_centre_share() -> float:
-    """What a score sees of the short side, where a checkpoint does not say."""
+    """The default share of the short side that is seen in evaluation, for old checkpoints."""
     from phalanx.data.transforms.transform import CENTRE_SHARE
 
     return CENTRE_SHARE
@@ -304,7 +304,7 @@ def _find_centre_share() -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How pixels become the model's input; travels with the weights."""
+    """How pixels become the model's input; stored with the weights."""
 
     image_size: int
     augment: str
@@ -312,19 +312,19 @@ class Preprocessing:
     std: tuple[float, ...]
     eval_crop: float = field(default_factory=_find_centre_share)
     normalization: str = "mean-std"
-    exif_orientation: bool = False  # as checkpoints of before have it, which do not say
+    exif_orientation: bool = False  # older checkpoints do not have it, and did not turn images
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the same image would look otherwise to the model."""
+        """A hash that changes if the model would see the same image differently."""
         values = asdict(self)
-        if not self.exif_orientation:  # as it was before there was a choice
+        if not self.exif_orientation:  # the same hash as before the option existed
             del values["exif_orientation"]
         return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     @property
     def transform(self) -> "TransformSpec":
-        """What happens to images that are scored."""
+        """The transform of images that are scored."""
         from phalanx.data.transforms.transform import TransformSpec
 
         return TransformSpec(augment=self.augment, eval_crop=self.eval_crop)
@@ -345,7 +345,7 @@ def build_preprocessing(config: Config, plan: Plan) -> Preprocessing:
 
 
 def choose_normalization(config: Config) -> str:
-    """How pixels are normalised, wherever that happens."""
+    """How pixels are normalised, on the host or on the device."""
     return "none" if config.data.normalization_location == "none" else config.augment.normalization
 
 

@@ -1,4 +1,4 @@
-"""Batches on the device: from the loader, or made up there once for synthetic data."""
+"""Batches on the device: from the loader, or for synthetic data generated there once."""
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -47,24 +47,24 @@ class _DeviceBatch(NamedTuple):
 
 
 class LoadedFeed:
-    """Images that a loader reads."""
+    """Batches of the images that a loader reads."""
 
     def __init__(self, loader: Loader, plan: Plan, normaliser: Normaliser, place: Place) -> None:
         self.loader, self._plan, self._normaliser, self._place = loader, plan, normaliser, place
         self._labels: NDArray[np.int64] | None = None
-        self._copying: dict[str, Generator[Any, None, None]] = {}  # copies under way, by split
+        self._copying: dict[str, Generator[Any, None, None]] = {}  # running copies, by split
 
     def close(self) -> None:
-        """Stop copying; comes before the loader's own end, whose batches the copies take."""
+        """Stop copying; call it before closing the loader, whose batches are being copied."""
         while self._copying:
             self._copying.popitem()[1].close()
 
     def relabel(self, numbers: NDArray[np.int64]) -> None:
-        """Score against another numbering of the classes: label i counts as numbers[i]."""
+        """Score with another numbering of the classes: label i becomes numbers[i]."""
         self._labels = numbers
 
     def batches_from(self, step: int) -> Iterator[list[MicroBatch]]:
-        """The passes of each step from that one on."""
+        """The micro-batches of each step from `step` on."""
         if not self._place.reads():
             yield from self._blank_steps(step)
             return
@@ -81,7 +81,7 @@ class LoadedFeed:
             ]
 
     def _blank_steps(self, step: int) -> Iterator[list[MicroBatch]]:
-        """The same for a stage that gets no images: where they stand in the stream, and how large.
+        """Micro-batches for a stage that gets no images: positions in the stream, and meta tensors.
 
         Nothing is read.
         """
@@ -95,7 +95,7 @@ class LoadedFeed:
             yield [MicroBatch(blank.images, blank.labels, first) for first in firsts]
 
     def validation(self) -> Iterator[ValidBatch]:
-        """Every validation image of this place's share once."""
+        """Every validation image of this rank's share, once."""
         if not self._place.reads(scoring=True):
             rows, images = self._plan.valid_batch, len(self.loader.source("valid"))
             blank = _blank_batch(rows, self.loader.spec.image_size, self._normaliser.device)
@@ -110,7 +110,7 @@ class LoadedFeed:
     def _on_device(
         self, steps: Iterator[list[Batch]], split: Split
     ) -> Iterator[list[_DeviceBatch]]:
-        """Each step's batches where they are used; on a GPU they are copied while it works."""
+        """Each step's batches on the device; on a GPU they are copied while it computes."""
 
         def copy(step: list[Batch]) -> list[_DeviceBatch]:
             return [self._copy(batch, scored=split == "valid") for batch in step]
@@ -139,36 +139,36 @@ class LoadedFeed:
         )
 
     def sample_images(self, count: int) -> torch.Tensor:
-        """Training images from all over the set, as the model sees them without augmentation."""
+        """About `count` training images spread over the dataset, normalised but not augmented."""
         size, reader = self.loader.spec.image_size, self.loader.reader("train")
         images = len(reader.source)
         pictures = []
         for index in range(0, images, max(1, images // count)):
             picture = np.empty((size, size, 3), np.uint8)
             image = reader.try_open(index)
-            with suppress(BadImage):  # is met, and told, when it is trained on
+            with suppress(BadImage):  # reported when it is trained on
                 if not isinstance(image, BadImage):
                     reader.transform.apply_evaluation(image, picture)
                     pictures.append(picture)
         return self._normaliser(np.stack(pictures))
 
     def names(self, indices: NDArray[np.int64]) -> list[str]:
-        """What a person can find the validation images by."""
+        """The names of validation images, by which the user can find them."""
         return self.loader.names("valid", indices.tolist())
 
     def digest_labels(self) -> str:
-        """What tells the validation images from others: a hash of their labels, in order."""
+        """A hash of the validation labels in order, which identifies the validation images."""
         labels = np.ascontiguousarray(self.loader.source("valid").labels, np.int64)
         return sha256(labels.tobytes()).hexdigest()
 
     def step_images(self, step: int) -> list[StepImage]:
-        """The images of a step, counted from 1; for one that could not be read, its stand-in."""
+        """The images of a step, counted from 1; for an unreadable one, its replacement."""
         order, source, bad = self.loader.spec.order, self.loader.source("train"), self.loader.bad
         assert order is not None
         images = []
         for position in order.positions(step - 1).tolist():
             index = int(order.indices([position])[0])
-            while index in bad["train"]:  # as the reader goes on to the next one
+            while index in bad["train"]:  # the reader replaces it by the next one, too
                 index = (index + 1) % len(source)
             label = source.classes[int(source.labels[index])]
             images.append(StepImage(position, source.name(index), label))
@@ -179,34 +179,34 @@ class LoadedFeed:
         return {
             self.loader.names(split, [index])[0]: reason
             for split, found in self.loader.bad.items()
-            for index, reason in sorted(found.copy().items())  # a thread may read on
+            for index, reason in sorted(found.copy().items())  # a thread may add to it
         }
 
     def exchange_problems(self) -> None:
-        """Count what other ranks could not read, too; where there are ranks, all must call it."""
+        """Add the image problems of other ranks; with several ranks, all must call it."""
         if self._place.ranks is not None:
             for problems in self._place.gather(self.loader.copy_problems()):
                 self.loader.add_problems(problems)
 
     def recheck_bad(self, names: Collection[str]) -> None:
-        """Count what was bad in earlier processes of this run towards what it puts up with."""
+        """Count bad images of earlier processes of this run towards the number tolerated."""
         self.loader.recheck_bad(names)
 
     def seen(self) -> dict[str, NDArray[np.uint32]]:
-        """By split, the checksums of the images that were read so far."""
+        """The checksums of the images read so far, by split."""
         return self.loader.seen
 
     def restore_seen(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
-        """Hold all images against what earlier processes of this run have read of them."""
+        """Compare all images with the checksums from earlier processes of this run."""
         self.loader.restore_seen(checksums)
 
     def notes(self) -> dict[str, str]:
-        """What a person should know so far, under keys: of one key the first note is enough."""
+        """Notes for the user so far, by key; only the first note of a key needs to be shown."""
         notes = {text: text for text in self.loader.describe_unsaved_indexes()}
         for split, found in self.loader.notes.items():
             small: list[str] = []
             for index, text in found.copy().items():
-                if index < 0:  # of a worker process
+                if index < 0:  # a note of a worker process, not about an image
                     notes[text] = text
                 else:
                     small.append(text)
@@ -220,21 +220,21 @@ class LoadedFeed:
         pictures = np.zeros((len(indices), size, size, 3), np.uint8)
         for row, index in enumerate(indices):
             image = reader.try_open(index)
-            with suppress(BadImage):  # it went away since it was scored: stays black
+            with suppress(BadImage):  # deleted since it was scored: stays black
                 if not isinstance(image, BadImage):
                     reader.transform.apply_evaluation(image, pictures[row])
         return pictures
 
 
 def _blank_batch(rows: int, size: int, device: torch.device) -> ValidBatch:
-    """Images that are elsewhere: a shape without values."""
+    """A batch whose images are on another stage: meta tensors, labels 0 and indices -1."""
     images = torch.empty(rows, 3, size, size, device="meta")
     labels = torch.zeros(rows, dtype=torch.int64, device=device)
     return ValidBatch(images, labels, torch.full_like(labels, -1))
 
 
 def _describe_small(notes: list[str], split: Split) -> str:
-    """One line for all images of a split that had to be enlarged: the first by name."""
+    """One line for all images of a split that had to be enlarged; it names the first."""
     more = len(notes) - 1
     if not more:
         return notes[0]
@@ -246,7 +246,7 @@ def _describe_small(notes: list[str], split: Split) -> str:
 
 
 class _SyntheticFeed:
-    """One batch of noise, made on the device and used again and again: no host, no disk."""
+    """One batch of noise on the device, used for every pass: nothing is read or copied."""
 
     def __init__(self, plan: Plan, device: torch.device, seed: int, place: Place) -> None:
         self._plan, self._place = plan, place
@@ -268,7 +268,7 @@ class _SyntheticFeed:
             yield [MicroBatch(images, labels, begin + rows * number) for number in slices]
 
     def validation(self) -> Iterator[ValidBatch]:
-        """The same images until as many are scored as the plan says."""
+        """The same images again and again, up to the plan's number of validation images."""
         rows, images = self._plan.valid_batch, self._plan.valid_images
         for number in self._place.valid_share.batches(-(-images // rows)):
             first = number * rows
@@ -277,7 +277,7 @@ class _SyntheticFeed:
             yield ValidBatch(self._images[:rows], self._labels[:rows], real)
 
     def sample_images(self, count: int) -> torch.Tensor:
-        """Some of the batch of noise."""
+        """The first images of the batch of noise."""
         return self._images[:count]
 
     def names(self, indices: NDArray[np.int64]) -> list[str]:
@@ -285,7 +285,7 @@ class _SyntheticFeed:
         return [f"synthetic[{index}]" for index in indices.tolist()]
 
     def digest_labels(self) -> str:
-        """How many there are: noise has no more to tell."""
+        """The number of validation images, which is all that identifies noise."""
         return str(self._plan.valid_images)
 
     def step_images(self, step: int) -> list[StepImage]:
@@ -297,28 +297,28 @@ class _SyntheticFeed:
         ]
 
     def bad_images(self) -> dict[str, str]:
-        """None can be."""
+        """Always empty: noise is never bad."""
         return {}
 
     def exchange_problems(self) -> None:
-        """There are none."""
+        """Nothing to exchange."""
 
     def recheck_bad(self, names: Collection[str]) -> None:
-        """Noise is never bad."""
+        """Nothing to do: noise is never bad."""
 
     def seen(self) -> dict[str, NDArray[np.uint32]]:
-        """Nothing is read."""
+        """Always empty: nothing is read."""
         return {}
 
     def restore_seen(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
-        """Nothing was read."""
+        """Nothing to restore."""
 
     def notes(self) -> dict[str, str]:
-        """Nothing to know."""
+        """Always empty."""
         return {}
 
     def thumbnails(self, indices: list[int]) -> NDArray[np.uint8]:
-        """Noise has nothing to show."""
+        """Black images: noise is not shown."""
         return np.zeros((len(indices), 8, 8, 3), np.uint8)
 
 
@@ -328,7 +328,7 @@ Feed = LoadedFeed | _SyntheticFeed
 def build_normaliser(
     preprocessing: Preprocessing, device: torch.device, config: Config | None = None
 ) -> Normaliser:
-    """What turns this preprocessing's bytes into the model's input; the config says where."""
+    """What turns pixels into the model's input; the config says whether on host or device."""
     on_host = config is not None and config.data.normalization_location == "host"
     return Normaliser(
         preprocessing.mean,
@@ -344,7 +344,7 @@ def build_normaliser(
 def open_feed(
     spec: InputSpec, plan: Plan, normaliser: Normaliser, config: Config, *, place: Place
 ) -> Iterator[Feed]:
-    """The run's source of batches; worker processes end with the block."""
+    """Context with the run's source of batches; worker processes end with it."""
     if spec.data == "synthetic":
         yield _SyntheticFeed(plan, normaliser.device, spec.seed, place)
         return
@@ -367,7 +367,7 @@ def open_feed(
 def _choose_backend(
     spec: InputSpec, device: torch.device, config: Config
 ) -> Callable[[Reader, OpenRows], BatchBackend] | None:
-    """What makes images on the device itself, where the config and the device allow it."""
+    """The backend that makes images on the device, if the config and the device allow one."""
     if config.data.gpu_decode:
         problem = find_gpu_decode_problem(device)
         if problem:
@@ -387,6 +387,6 @@ def _choose_backend(
 
 
 def stays_unasked(device: torch.device, config: Config) -> bool:
-    """Whether a set may be kept on the device though nobody asked for it."""
+    """Whether a dataset may be kept on the device although no option asks for it."""
     small = DATASETS[config.data.data].in_memory
     return small and device.type == "cuda" and config.data.normalization_location != "host"

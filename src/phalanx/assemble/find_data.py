@@ -1,4 +1,4 @@
-"""Which dataset --data-dir holds, when nobody said; and fetching one that is not there."""
+"""Finds out which dataset --data-dir holds if --data is not given; downloads missing ones."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from phalanx.data.layouts.listing import LayoutOptions
 
 _PLACES = ("data-dir", "imagenet-data-path")  # the flags that name the folder
-_IDX = ("mnist", "fashion-mnist")  # files of the same names: whoever names the set is believed
+_IDX = ("mnist", "fashion-mnist")  # same file names: cannot be told apart, --data is trusted
 
 
 def read_with_data(
     preset: str | None, flags: Mapping[str, str], *, problems: tuple[str, ...] = ()
 ) -> Settings:
-    """The settings of a command line; without --data, what lies in the data folder decides.
+    """The settings of a command line; without --data, the contents of the data folder decide.
 
-    A preset that names one kind of photographs takes any other; one for a set of small images,
-    such as CIFAR-10, keeps to it.
+    A preset for photographs accepts any other dataset of photographs; one for small images, such
+    as CIFAR-10, keeps its dataset.
     """
     place = _find_place(flags)
     folder = place or os.environ.get("DATA_DIR")
@@ -48,9 +48,9 @@ def read_with_data(
 
 
 def make_up_data(settings: Settings, kind: str) -> Settings:
-    """The settings with noise in place of the data: synthetic on the device, generated on the host.
+    """The settings with noise instead of the data: synthetic on the device, generated on the host.
 
-    Images are as large as those of the data that a preset or the user has named.
+    Images have the size of those of the data that a preset or the user has named.
     """
     config, is_named = settings.config, settings.origins.get("data", "default") != "default"
     size = choose_image_size(config) if is_named else config.data.image_size
@@ -63,7 +63,7 @@ def make_up_data(settings: Settings, kind: str) -> Settings:
 
 
 def infer_data(flags: Mapping[str, str]) -> dict[str, str]:
-    """The flags that name the data in the folder that is meant, where no preset has a say."""
+    """The flags that name the data in the data folder, if there is no preset."""
     folder = _find_place(flags) or os.environ.get("DATA_DIR")
     if not folder or "data" in flags:
         return {}
@@ -71,9 +71,9 @@ def infer_data(flags: Mapping[str, str]) -> dict[str, str]:
 
 
 def _find_place(flags: Mapping[str, str]) -> str:
-    """The folder that flags name; empty where they name none."""
+    """The data folder that flags name; empty if they name none."""
     place = next((flags[name] for name in _PLACES if flags.get(name)), "")
-    if not place and _read_layout(flags).labels:  # paths are counted from the file's own folder
+    if not place and _read_layout(flags).labels:  # paths are relative to the folder of the file
         place = str(Path(flags["labels"]).expanduser().absolute().parent)
     return place
 
@@ -81,17 +81,17 @@ def _find_place(flags: Mapping[str, str]) -> str:
 def _infer_data(
     preset: str | None, flags: Mapping[str, str], place: str, *, problems: tuple[str, ...]
 ) -> dict[str, str]:
-    """The flags that name what lies in a folder; none where the preset or nobody knows."""
+    """The flags that name the data in a folder; none if unknown or if the preset keeps its own."""
     if not Path(place).expanduser().is_dir():
         return {}
-    # half a second of imports, for those who need it
+    # takes half a second to import, so only when needed
     from phalanx.data.formats.detect import detect_datasets
 
     found = detect_datasets(Path(place).expanduser(), _read_layout(flags))
     if preset is not None:
         settings = read_settings(preset, flags, problems=problems)
         named = settings.config.data.data
-        is_asked = not flags.keys().isdisjoint({*_PLACES, "labels"})  # else by the environment
+        is_asked = not flags.keys().isdisjoint({*_PLACES, "labels"})  # else from the environment
         keeps_own = not DATASETS[named].any_size or not (is_asked or DATASETS[named].needs_folder)
         if keeps_own or named in {finding.data for finding in found}:
             return {}
@@ -100,7 +100,7 @@ def _infer_data(
 
 
 def _read_layout(flags: Mapping[str, str]) -> "LayoutOptions":
-    """What flags say of a folder's layout, as far as it decides what lies there."""
+    """The layout options among flags that decide how a folder is recognised."""
     from phalanx.data.layouts.listing import LayoutOptions
 
     given = {name: flags.get(name, "none") for name in ("class-from", "labels")}
@@ -109,9 +109,9 @@ def _read_layout(flags: Mapping[str, str]) -> "LayoutOptions":
 
 
 def _place_data(settings: Settings, place: str) -> Settings:
-    """The settings with the form and the folder that is meant, at or below the one that is named.
+    """The settings with the actual format and folder of the data, at or below the named folder.
 
-    The folder may hold the dataset's in one below it, and ImageNet's may hold any form of it.
+    The dataset may be in a subfolder, and ImageNet may be in any of its formats.
     """
     from phalanx.assemble.dataset_summary import build_layout_options
     from phalanx.data.formats.detect import locate_dataset
@@ -132,7 +132,7 @@ def _place_data(settings: Settings, place: str) -> Settings:
 
 
 def _choose_data(found: "list[DetectedDataset]", place: str) -> dict[str, str]:
-    """The flags that name the dataset; none where nothing is known to lie there."""
+    """The flags that name the dataset; none if none was found."""
     from phalanx.data.formats.detect import describe_choices, describe_conversion
 
     ready = [finding for finding in found if finding.data in DATASETS]
@@ -144,7 +144,7 @@ def _choose_data(found: "list[DetectedDataset]", place: str) -> dict[str, str]:
 
 
 def fetch_missing(settings: Settings, say: Callable[[str], None]) -> Settings:
-    """The settings with a published set in its place, downloaded if it is not there yet."""
+    """The settings with the folder of a published dataset, downloaded if it is missing."""
     options = settings.config.data
     place = Path(options.data_dir).expanduser() if options.data_dir else None
     if options.data not in PUBLISHED or options.no_fetch or (place and place.is_file()):

@@ -22,7 +22,7 @@ from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan, count_global_batch
 from phalanx.units import format_plural, parse_duration
 
-_BEGINNING = ("init-weights", "reset-head")  # what a run began with; a fork begins elsewhere
+_BEGINNING = ("init-weights", "reset-head")  # a fork starts from a checkpoint instead
 _NOT_INHERITED = ("run-dir", *_BEGINNING)
 _SHAPING = (  # options that decide which weights a model has, and group norm's layout
     "model",
@@ -40,8 +40,8 @@ def prepare_fork(
 ) -> PreparedRun:
     """A new run that starts from another one's checkpoint, with changed options.
 
-    schedule: "continue", which is the default, or "restart": the learning rate's schedule begins
-    anew where the fork begins, warm-up and all.
+    schedule: "continue", which is the default, or "restart": the learning-rate schedule starts
+    again, including the warm-up, where the fork starts.
     """
     restarts = _restarts_schedule(schedule, flags)
     for name in (name for name in _BEGINNING if name in flags):
@@ -78,7 +78,7 @@ def prepare_fork(
 
 
 def _restarts_schedule(schedule: str | None, flags: Mapping[str, str]) -> bool:
-    """Whether a fork begins its schedule anew, by what --fork-schedule says."""
+    """Whether a fork restarts its schedule, by the value of --fork-schedule."""
     given = "continue" if schedule is None else schedule.lower()
     if given not in ("continue", "restart"):
         raise ConfigError(f"--fork-schedule: expected continue or restart, got {given!r}")
@@ -91,9 +91,9 @@ def _restarts_schedule(schedule: str | None, flags: Mapping[str, str]) -> bool:
 
 
 def _place_schedule(settings: Settings, facts: Mapping[str, Any], *, restarts: bool) -> Settings:
-    """The settings with a schedule that begins where the fork does, or where it began before.
+    """The settings with a schedule that starts where the fork does, or where it started before.
 
-    Steps may take other numbers of images now: a place in the run is the images before it.
+    The global batch may have changed, so steps are converted by the number of images before them.
     """
     schedule = settings.config.schedule
     if "lr-schedule-start" in settings.typed:
@@ -114,7 +114,7 @@ def _place_schedule(settings: Settings, facts: Mapping[str, Any], *, restarts: b
 
 
 def _refuse_other_model(config: Config, dataset: DatasetSummary, facts: Mapping[str, Any]) -> None:
-    """A fork goes on with the weights it finds: the same model, the same number of classes."""
+    """Raise ConfigError unless model and number of classes are those of the checkpoint."""
     stored = {**facts["config"], "plugin": config.run.plugin}  # it may have moved since
     before = _resolve_shape(read_stored_settings(stored, flags={}, where="", name="").config)
     now = _resolve_shape(config)
@@ -132,7 +132,7 @@ def _refuse_other_model(config: Config, dataset: DatasetSummary, facts: Mapping[
 
 
 def _resolve_shape(config: Config) -> dict[str, Any]:
-    """Every option's value, with what the model makes of those that shape it."""
+    """The value of every option, with defaults that depend on the model filled in."""
     variant = build_variant(config)
     own: dict[str, Any] = {"enable-fast-groupnorm": variant.norm.layout == "interleaved"}
     if isinstance(variant, ResNetVariant):
@@ -141,7 +141,7 @@ def _resolve_shape(config: Config) -> dict[str, Any]:
 
 
 def describe_fork(plan: Plan, start: StartingPoint) -> str:
-    """What the schedule becomes, in a line."""
+    """A line about where the fork starts and what becomes of the schedule."""
     begin = start.first_step(plan)
     then = start.facts["plan"]
     if plan.schedule.start == begin:

@@ -1,4 +1,4 @@
-"""The memory of a run: what a step should take, and what the process took in the end."""
+"""The memory of a run: what a step is predicted to need, and what the process used."""
 
 import sys
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ _KIB = 1024
 
 
 def predict_step_memory(config: Config, plan: Plan, *, stage: int | None = None) -> Memory:
-    """The memory of this run's largest step on each device; ConfigError where it is not known.
+    """The memory of this run's largest step on each device; ConfigError if it cannot be predicted.
 
-    stage: that of one stage; without it, that of the stage which needs most. Replicas that run side
-    by side are one larger batch, with one set of running statistics. Where gradients are added in
-    the order of replicas, their sum is kept apart from those of a pass.
+    stage: that of one stage; if None, that of the stage which needs most. Replicas that share a
+    pass are one larger batch, with one set of running statistics. If gradients are added in the
+    order of replicas (strict determinism), their sum is kept besides the gradients of a pass.
     """
     if plan.layout.stages > 1:
         found = [one.memory for one in predict_stage_costs(config, plan)]
@@ -50,7 +50,7 @@ def predict_step_memory(config: Config, plan: Plan, *, stage: int | None = None)
 
 
 def _build_pass_spec(plan: Plan) -> PassSpec:
-    """What one pass of the largest images is like."""
+    """A pass with the largest images of the run."""
     return PassSpec(
         num_classes=plan.num_classes,
         batch=plan.micro_batch * plan.layout.turn_size,
@@ -62,14 +62,14 @@ def _build_pass_spec(plan: Plan) -> PassSpec:
 
 
 def _fuse_without_values(model: UnitModel) -> None:
-    """Enter the units that have kernels of their own, to see what they would keep."""
+    """Replace units by fused ones on a model without values, to see what they would store."""
     from phalanx.fused.enable import fuse_units
 
     fuse_units(model, torch.bfloat16, interpreted=True)
 
 
 def _add_replicas(memory: Memory, statistics: int, config: Config, plan: Plan) -> Memory:
-    """With what a rank keeps for its replicas; statistics: the bytes of one replica's."""
+    """The memory plus what a rank keeps for its replicas; statistics: bytes for one replica."""
     if plan.replicas == 1:
         return memory
     statistics *= plan.layout.rounds * (2 if config.optim.ema_decay else 1)
@@ -79,7 +79,7 @@ def _add_replicas(memory: Memory, statistics: int, config: Config, plan: Plan) -
 
 
 def predict_stage_costs(config: Config, plan: Plan) -> list[StageCost]:
-    """What each stage of a model costs that is cut; memory as if all had devices of their own."""
+    """The cost of each pipeline stage; memory as if each had its own device."""
     pipeline, variant = plan.pipeline, build_variant(config)
     assert pipeline is not None
     units = list_units(variant, num_classes=plan.num_classes, image_size=plan.image_size)
@@ -102,7 +102,7 @@ def predict_stage_costs(config: Config, plan: Plan) -> list[StageCost]:
 
 
 def predict_exchanges(config: Config, plan: Plan, memory: Memory) -> list[Exchange]:
-    """What each rank of a stage sends and receives in a step of that memory, by stage."""
+    """What a rank sends and receives in a step, by stage; memory: as predicted."""
     if plan.layout.stages == 1:
         own = count_statistics_bytes(build_variant(config), num_classes=plan.num_classes)
         return [count_exchange(plan, gradients=memory.gradients, statistics=own)]
@@ -118,18 +118,18 @@ def predict_exchanges(config: Config, plan: Plan, memory: Memory) -> list[Exchan
 
 
 def _begins_with_gradients(plan: Plan) -> bool:
-    """Whether gradients are there before a pass: of passes before it, or as memory that DDP has."""
+    """Whether gradients are allocated before a pass: by earlier passes, or by DDP."""
     if plan.determinism == "strict":
         return plan.accumulation > 1
     return plan.accumulation * plan.layout.rounds > 1 or plan.layout.pipelines > 1
 
 
 def _count_bytes_per_weight(config: Config, plan: Plan) -> BytesPerWeight:
-    """What each weight costs the device, whatever the batch."""
+    """The bytes that each weight needs on the device, independent of the batch."""
     options, rule = config.optim, OPTIMIZERS[config.optim.optimizer].footprint
-    halved = plan.precision == "16.16"  # but for the few numbers of norms
+    halved = plan.precision == "16.16"  # except the few parameters of norms
     width, slots = HALF_BYTES if halved else _FULL_BYTES, rule.count_state(options.momentum)
-    # 16-bit weights, gradients and slots have copies of 32 bits while they are updated
+    # 16-bit weights, gradients and optimizer slots have 32-bit copies during the update
     update = _FULL_BYTES * (rule.temporary + (2 + slots if halved else 0))
     offloaded = is_offloaded(config, torch.device(pick_device(plan.device)).type)
     return BytesPerWeight(
@@ -143,9 +143,9 @@ def _count_bytes_per_weight(config: Config, plan: Plan) -> BytesPerWeight:
 
 
 def read_resident(name: str) -> int | None:
-    """A figure of /proc/self/status in bytes (VmRSS now, VmHWM at most); None on other systems.
+    """A value of /proc/self/status in bytes (VmRSS: now, VmHWM: peak); None if not on Linux.
 
-    Unlike getrusage it leaves out what the parent process had, and memory of worker processes.
+    Unlike getrusage it does not include the memory of the parent or of worker processes.
     """
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.is_file() else ():
@@ -155,7 +155,7 @@ def read_resident(name: str) -> int | None:
 
 
 def peak_resident() -> int:
-    """The most memory this process ever had, in bytes."""
+    """The peak resident memory of this process, in bytes."""
     peak = read_resident("VmHWM")
     if peak is not None:
         return peak
@@ -166,9 +166,9 @@ def peak_resident() -> int:
 
 
 def read_memory_shares(device: torch.device) -> dict[str, float]:
-    """How much of this machine's memory is in use, and of a GPU's by this process, in percent.
+    """The share of the host's memory in use, and of the GPU's used by this process, in percent.
 
-    Quick, and nothing waits: both are counted anyway. What is not known is left out.
+    Quick, and does not wait for the device. Values that are not known are left out.
     """
     shares = {}
     with suppress(OSError, KeyError, ValueError, IndexError):  # systems other than Linux
@@ -182,7 +182,7 @@ def read_memory_shares(device: torch.device) -> dict[str, float]:
 
 
 class MemoryMeter:
-    """Measures how far the memory in use rises from the moment the meter is made."""
+    """Measures how far memory use rises from the moment the meter is created."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -193,31 +193,31 @@ class MemoryMeter:
             self._start = peak_resident()
 
     def forget_peak(self) -> None:
-        """Count from now on only, where that can be told: what came before was no training."""
+        """On a GPU, measure the peak from now on only: what came before was not training."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def rise(self) -> int | None:
-        """Bytes above the start at the highest point; None where that is not known."""
+        """The peak in bytes above the start; None if it is not known."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) - self._start
-        # a process that had more before the start than after it cannot tell
+        # 0 says nothing: the peak was before the start
         return peak_resident() - self._start or None if self.device.type == "cpu" else None
 
 
 def describe_memory(
     rises: Sequence[int | None], config: Config, plan: Plan
 ) -> tuple[MemoryNote, ...]:
-    """For each stage what was predicted beside what was measured; rises: by rank.
+    """The predicted and the measured memory of each stage; rises: measured, by rank.
 
-    Of several pipelines the one counts that had most of a stage.
+    With several pipelines, the largest of a stage counts.
     """
     notes = []
     for stage in range(plan.layout.stages):
         measured = [rise for rise in rises[stage :: plan.layout.stages] if rise is not None]
         try:
             predicted = predict_step_memory(config, plan, stage=stage).peak
-        except ConfigError:  # a plugin's network that needs values
+        except ConfigError:  # a plugin's network that does not run on meta tensors
             predicted = None
         notes.append(MemoryNote(predicted=predicted, measured=max(measured, default=None)))
     return tuple(notes)

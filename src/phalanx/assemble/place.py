@@ -1,4 +1,4 @@
-"""The place of this process in a run: which part of it is its own, and whom it works with."""
+"""The place of this process in a run: its rank, its share of the work, the other ranks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -42,51 +42,51 @@ _SPANS_SHOWN = 4
 
 @dataclass(frozen=True)
 class Place:
-    """One rank of a layout; the only one where a process has the run to itself."""
+    """One rank of a layout; without ranks, the single process of a run."""
 
     layout: Layout
     ranks: Ranks | None = None
-    links: StageLinks | None = None  # where it has one stage of the model
+    links: StageLinks | None = None  # if it has one stage of the model
     scores_in_stages: bool = False
 
     @property
     def rank(self) -> int:
-        """Its number."""
+        """The number of the rank; 0 without ranks."""
         return 0 if self.ranks is None else self.ranks.rank
 
     @property
     def train_share(self) -> Share:
-        """The images of a step that it trains on."""
+        """The share of a step's images that it trains on."""
         return Share(self.layout.replicas_of(self.rank), self.layout.replicas)
 
     @property
     def valid_share(self) -> Share:
-        """The batches that it scores."""
+        """The share of the validation batches that it scores."""
         if self.scores_in_stages:
             return Share((self.layout.pipeline_of(self.rank),), self.layout.pipelines)
         return Share((self.rank,), self.layout.ranks)
 
     @property
     def stage(self) -> int | None:
-        """The stage of the model that it has; None where it has all of it."""
+        """The stage of the model that it has; None if it has the whole model."""
         return None if self.links is None else self.links.stage
 
     def reads(self, *, scoring: bool = False) -> bool:
-        """Whether images come in here; later stages get what the ones before make of them."""
+        """Whether this process reads images; later stages get the outputs of earlier ones."""
         in_stages = self.scores_in_stages if scoring else self.links is not None
         return self.links is None or self.links.is_first or not in_stages
 
     @cached_property
     def consensus(self) -> Consensus:
-        """How it decides together with the others."""
+        """Common decisions of all ranks."""
         return Consensus(self.ranks)
 
     def gather(self, mine: Any) -> list[Any]:
-        """Everybody's value, in the order of ranks."""
+        """The values of all ranks, in order."""
         return self.consensus.gather(mine)
 
     def describe_rank(self) -> str:
-        """Which of several ranks it is, after a comma; empty where it is alone."""
+        """Which of several ranks it is, after a comma; empty without ranks."""
         if self.ranks is None:
             return ""
         stage = f", stage {self.stage} of {self.layout.stages}" if self.links else ""
@@ -94,11 +94,11 @@ class Place:
 
     @property
     def role(self) -> Role:
-        """What it does for the run besides computing."""
+        """Whether it writes and prints for the run."""
         return Role(writes=self.rank == 0, prints=self.rank == 0)
 
     def refuse_drift(self, state: TrainState) -> None:
-        """Raise NetworkError where ranks, which all make the same updates, no longer agree."""
+        """Raise NetworkError if the weights of ranks, which make the same updates, differ."""
         if self.ranks is None:
             return
         sums, stages = self.gather(sum_bits(state.model)), self.layout.stages
@@ -112,12 +112,12 @@ class Place:
                 )
 
     def locate(self, rows: Sequence[int], plan: Plan) -> tuple[int, ...]:
-        """Which of a step's images went through the model here as these, counted from 0."""
+        """The indices within the step, from 0, of rows in the order of this process's passes."""
         slices, size = self._list_slices(plan.accumulation), plan.micro_batch
         return tuple(slices[row // size] * size + row % size for row in rows)
 
     def _list_slices(self, accumulation: int) -> list[int]:
-        """The slices of a step in the order in which they go through the model here."""
+        """The slices of a step in the order in which this process runs them."""
         layout = self.layout
         return [
             number * layout.replicas + replica
@@ -128,7 +128,7 @@ class Place:
 
 
 def find_place(plan: Plan, ranks: Ranks | None, *, scores_in_stages: bool = False) -> Place:
-    """The place among these ranks; without any, one process runs all replicas of the plan."""
+    """The place among these ranks; if None, one process runs all replicas of the plan."""
     if ranks is None:
         return Place(replace(plan.layout, ranks=1, stages=1))
     links = ranks.link_stages(plan.layout)
@@ -144,9 +144,9 @@ def build_step_passes(
     bucket_mib: float,
     statistics: Callable[[], ReplicaStatistics | None],
 ) -> ForwardBackward:
-    """The passes of this place's part of a step, and the gradients of the whole of it.
+    """A function that runs this process's passes and leaves the gradients of the whole step.
 
-    Whatever wraps the model is made here, and only the step sees it: the state and checkpoints
+    Whatever wraps the model is made here and seen only by the step: the state and checkpoints
     hold the bare model.
     """
     layout, images = place.layout, plan.global_batch
@@ -175,7 +175,7 @@ def build_step_passes(
 
 
 def _build_pass(model: nn.Module, options: StepOptions, plan: Plan) -> RunPass:
-    """A pass over micro-batches side by side, replayed from graphs where the plan says so."""
+    """A pass over concatenated micro-batches, compiled or replayed from CUDA graphs by plan."""
     images = plan.global_batch
     if plan.acceleration.compiles:
         model = cast(nn.Module, torch.compile(model, dynamic=False))
@@ -185,7 +185,7 @@ def _build_pass(model: nn.Module, options: StepOptions, plan: Plan) -> RunPass:
 
 
 def _build_sum(model: nn.Module, plan: Plan, place: Place, bucket_mib: float) -> LocalSum:
-    """How gradients are added up: by whoever has the same stage of the model."""
+    """How gradients are summed over the ranks that have the same stage of the model."""
     pipelines, links = place.layout.pipelines, place.links
     if plan.determinism == "strict":
         group = links.peers if links else None
@@ -193,14 +193,14 @@ def _build_sum(model: nn.Module, plan: Plan, place: Place, bucket_mib: float) ->
     if links is not None and pipelines > 1:
         return StageSum(model, bucket_mib=bucket_mib, group=links.peers)
     if place.ranks is not None and links is None:
-        if plan.acceleration.graph:  # what a graph replays ends before anything is sent
+        if plan.acceleration.graph:  # a replayed pass ends before any gradients are sent
             return StageSum(model, bucket_mib=bucket_mib, group=None)
         return ReducedSum(model, bucket_mib=bucket_mib)
     return LocalSum(model)
 
 
 def build_norm_joiner(place: Place, optimizer: torch.optim.Optimizer) -> JoinNorms:
-    """What gives the norms of all gradients of a model; to be called after the first passes."""
+    """A function that returns the gradient norms of the whole model; call after a first pass."""
     if place.links is None:
         return lambda norms: norms
     counts = [
@@ -213,13 +213,13 @@ def build_norm_joiner(place: Place, optimizer: torch.optim.Optimizer) -> JoinNor
 def build_watchdog(
     place: Place, prepared: PreparedRun, steps_done: Callable[[], int]
 ) -> Watchdog | None:
-    """What ends a rank that the others keep waiting too long, and says where it was."""
+    """A watchdog that ends a rank which waits too long for others, and reports where it was."""
     plan, ranks = prepared.plan, place.ranks
     if ranks is None:
         return None
 
     def describe() -> str:
-        # all of the step's: a rank that was stopped cannot tell its own
+        # name the whole step's images: a rank that hangs cannot report its own
         done, size, images = steps_done(), plan.micro_batch, plan.global_batch
         slices = place.train_share.slices(images // size)
         starts = [done * images + number * size for number in slices]
@@ -245,10 +245,10 @@ def build_watchdog(
 def build_profiler(
     place: Place, prepared: PreparedRun, state: TrainState, *, tell: Callable[[str], None]
 ) -> StepProfiler | None:
-    """What looks at a step of this process, where --profile asks for it.
+    """The profiler of a step of this process, with --profile.
 
-    Every rank looks at the same step, so that none waits for one that is slowed down, and has a
-    folder of its own.
+    All ranks profile the same step, so that none waits for one that is slowed down, and each has
+    its own folder.
     """
     plan, config = prepared.plan, prepared.config
     if config.machine.profile == "off":

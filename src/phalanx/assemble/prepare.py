@@ -1,4 +1,4 @@
-"""Up to the moment torch is needed: settings, data and plan, and the run folder on disk."""
+"""Everything before torch is needed: settings, data, plan and the run folder on disk."""
 
 import json
 from collections.abc import Mapping
@@ -42,44 +42,44 @@ _OWN_TO_A_MACHINE = ("data-dir", "run-dir", "device", "plugin", "init-weights", 
 
 @dataclass(frozen=True, kw_only=True)
 class StartingPoint:
-    """A checkpoint that a session begins with, and what it takes from it.
+    """A checkpoint that a session starts from, and what is used of it.
 
-    resume: everything. fork: another run's state, but not its scores and times. score: the
-    weights alone. score average: the moving average of the weights that lies beside them.
+    resume: everything. fork: another run's state, but not its scores and times. score: only the
+    weights. score average: only the moving average of the weights.
     """
 
     checkpoint: Path
-    facts: dict[str, Any]  # the checkpoint's
+    facts: dict[str, Any]  # the checkpoint's facts.json
     use: Literal["resume", "fork", "score", "score average"]
 
     @property
     def weights_only(self) -> bool:
-        """Whether its weights alone are used."""
+        """Whether only the weights, or their average, are used."""
         return self.use in ("score", "score average")
 
     def first_step(self, plan: Plan) -> int:
-        """The step training begins at. Progress is kept in images, whatever a step takes now."""
+        """The step that training starts at: progress counts in images, as batch size may differ."""
         step, then = self.facts["state"]["step"], self.facts["global_batch"]
         return int(step * then // plan.global_batch)
 
     @property
     def path(self) -> Path:
-        """What is used of the checkpoint, for a person to find."""
+        """The path of what is used: the checkpoint, or the file of averages in it."""
         averaged = self.use == "score average"
         return self.checkpoint / AVERAGE_WEIGHTS if averaged else self.checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-    """A run on disk that torch can take over."""
+    """A run on disk, ready to be trained."""
 
     run: RunFolder
     settings: Settings
     plan: Plan
     dataset: DatasetSummary
     start: StartingPoint | None
-    fresh: bool = True  # made by this command; a resume finds what another one made
-    accepts_changed_data: bool = False  # images may be others than the run has read before
+    fresh: bool = True  # created by this command; False for a resume
+    accepts_changed_data: bool = False  # images may differ from those that the run has read
 
     @property
     def config(self) -> Config:
@@ -91,7 +91,7 @@ class PreparedRun:
 
 
 def prepare_new(settings: Settings, *, line: str) -> PreparedRun:
-    """A fresh run: its folder is on disk when this returns."""
+    """A new run, with its folder on disk."""
     refuse_missing_weights(settings.config)
     if settings.missing:
         raise ConfigError(settings.missing)
@@ -101,7 +101,7 @@ def prepare_new(settings: Settings, *, line: str) -> PreparedRun:
 
 
 def refuse_missing_weights(config: Config) -> None:
-    """The file of --init-weights is looked for before anything heavy begins."""
+    """Raise CheckpointError if the file of --init-weights is missing, before any slow work."""
     if config.model.init_weights is None:
         return
     path = Path(config.model.init_weights)
@@ -139,7 +139,7 @@ def write_run(
         "init_weights_sha256": _hash_init_weights(settings.config),
     }
     path = settings.config.run.run_dir
-    if path is None:  # runs/NAME-TIME; two that start in one second get a number
+    if path is None:  # runs/NAME-TIME; with a number if two runs start in the same second
         stem = f"runs/{settings.name}-{datetime.now():%Y%m%d-%H%M%S}"
         names = (stem, *(f"{stem}-{number}" for number in range(2, 1000)))
         path = next(name for name in names if not Path(name).exists())
@@ -147,7 +147,7 @@ def write_run(
 
 
 def _choice_in(plan: Plan) -> dict[str, Any]:
-    """What a resume must take over from the plan of the first start."""
+    """What a resume must reuse from the first plan of the run."""
     return {"device": plan.device, "precision": plan.precision, "threads": plan.threads}
 
 
@@ -158,19 +158,19 @@ def _hash_init_weights(config: Config) -> str | None:
         return file_digest(file, "sha256").hexdigest()
 
 
-# --- a run to go on with ---
+# --- a run to resume ---
 
 
 def prepare_resume(
     path: Path, flags: Mapping[str, str], *, accept_changed_data: bool = False
 ) -> PreparedRun:
-    """An existing run, ready to go on from its newest checkpoint."""
+    """An existing run, ready to continue from its newest checkpoint."""
     run = open_run(path)
     facts, stored = _read_run_facts(run), stored_options(run)
     settings = read_stored_settings(stored, flags=flags, where=str(run.config), name=facts["name"])
     began_with, start = stored, _find_start(run)
     if start is not None and start.use == "resume":
-        # a checkpoint remembers the options it was made with; config.yaml could have been edited
+        # a checkpoint stores the options it was made with; config.yaml may have been edited
         began_with = fill_older_options(start.facts["config"])
     _refuse_other_maths(settings, began_with, run)
     origins = dict(facts["origins"])
@@ -182,7 +182,7 @@ def prepare_resume(
     settings = replace(settings, origins=origins)
     if start is None:
         refuse_other_weights(run, settings.config)
-    ranks = facts["plan"].get("ranks", 1)  # the first releases had no others
+    ranks = facts["plan"].get("ranks", 1)  # the first releases had only one
     machine = reuse_machine(facts["chosen"], settings.config, ranks=ranks)
     if "device" in flags:
         threads = settings.config.machine.threads or machine.threads
@@ -190,12 +190,12 @@ def prepare_resume(
     dataset = inspect_dataset(settings.config)
     if not accept_changed_data:
         _refuse_other_data(dataset, facts, run)
-    settings = choose_cuts(settings, dataset.counts)  # stages may be asked for at a resume
+    settings = choose_cuts(settings, dataset.counts)  # a resume may change the stages
     plan = make_plan(settings.config, dataset.counts, machine)
     plan = replace(plan, warnings=(*settings.notes, *plan.warnings))
     refuse_missing_devices(plan.device, plan.layout.ranks)
     refuse_missing_trackers(settings.config)
-    if start is None or start.use == "fork":  # nothing is trained: what was noted still matters
+    if start is None or start.use == "fork":  # not trained yet: earlier notes still apply
         notes = dict.fromkeys((*facts.get("notes", ()), *plan.warnings))
         plan = replace(plan, warnings=tuple(notes))
     return PreparedRun(
@@ -210,7 +210,7 @@ def prepare_resume(
 
 
 def _read_run_facts(run: RunFolder) -> dict[str, Any]:
-    """What run.json holds, with all that a resume needs."""
+    """The contents of run.json, checked for what a resume needs."""
     facts = run.facts
     kinds = {"name": str, "origins": dict, "chosen": dict, "data": dict, "plan": dict}
     for name, kind in kinds.items():
@@ -232,9 +232,9 @@ def stored_options(run: RunFolder) -> dict[str, Any]:
 
 
 def remake_finished(path: Path, flags: Mapping[str, str]) -> Summary | None:
-    """The summary of a finished run, its report remade; None where training is left to do.
+    """The summary of a finished run, whose report is rebuilt; None if training is not finished.
 
-    Flags that would have made another run of it are refused, as in a run that goes on.
+    Flags that would change the maths are refused, as when resuming an unfinished run.
     """
     run = open_run(path)
     if not run.summary.exists():
@@ -248,12 +248,12 @@ def remake_finished(path: Path, flags: Mapping[str, str]) -> Summary | None:
 
 
 def _refuse_other_maths(settings: Settings, stored: Mapping[str, Any], run: RunFolder) -> None:
-    """A resume may change how a run is run, never what it computes."""
+    """Raise ConfigError if a resume would change what the run computes."""
     now = settings.config.flat()
     changed = find_changes(settings, stored)
     changed.pop("threads", None)
-    # a run that was begun without the option has its threads all the same; another device,
-    # which gives other bits anyway, may have others
+    # a run that was started without the option also keeps its number of threads; on another
+    # device, which gives other bits anyway, it may change
     threads, began_with = settings.config.machine.threads, run.facts["chosen"]["threads"]
     if threads not in (None, began_with) and now["device"] == stored["device"]:
         changed["threads"] = format_flag("threads", began_with)
@@ -269,7 +269,7 @@ def _refuse_other_maths(settings: Settings, stored: Mapping[str, Any], run: RunF
 
 
 def refuse_other_weights(run: RunFolder, config: Config) -> None:
-    """A run that has no checkpoint yet begins again with the very same weights."""
+    """Raise CheckpointError if --init-weights changed before the run saved a checkpoint."""
     refuse_missing_weights(config)
     if _hash_init_weights(config) != run.facts.get("init_weights_sha256"):
         raise CheckpointError(
@@ -279,7 +279,7 @@ def refuse_other_weights(run: RunFolder, config: Config) -> None:
 
 
 def _refuse_other_data(dataset: DatasetSummary, stored: Mapping[str, Any], run: RunFolder) -> None:
-    """A resume goes on with the very same images, under the same names of classes."""
+    """Raise DataError if images or class names differ from those the run started with."""
     changes = []
     for split, now in dataset.fingerprints.items():
         before = stored["data"][split]
@@ -302,12 +302,12 @@ def _refuse_other_data(dataset: DatasetSummary, stored: Mapping[str, Any], run: 
 
 
 def _find_start(run: RunFolder) -> StartingPoint | None:
-    """The newest checkpoint; for a fork that has none yet, its parent's; else the beginning."""
+    """The newest checkpoint; for a fork that has none yet, its parent's; else None."""
     return start_from(newest_checkpoint(run.checkpoints), run)
 
 
 def start_from(checkpoint: Path | None, run: RunFolder) -> StartingPoint | None:
-    """A checkpoint of the run, checked; without one, what the run itself began with."""
+    """The starting point at a checkpoint of the run, checked; if None, where the run began."""
     if checkpoint is not None:
         try:
             facts = read_facts(checkpoint)
@@ -325,7 +325,7 @@ def start_from(checkpoint: Path | None, run: RunFolder) -> StartingPoint | None:
 
 
 def digest_run(prepared: PreparedRun) -> dict[str, str]:
-    """What all ranks of a run must have alike, as digests by what they are of."""
+    """Digests, by name, of what must be the same on all ranks of a run."""
     start = prepared.start
     values = {
         "data": prepared.dataset.fingerprints,
@@ -338,7 +338,7 @@ def digest_run(prepared: PreparedRun) -> dict[str, str]:
 
 def digest_values(config: Config, values: Mapping[str, Any]) -> dict[str, str]:
     """Digests of these values, of the code, and of the options."""
-    # where its files lie may differ from one machine to the next
+    # paths and devices may differ between machines
     options = {n: v for n, v in config.flat().items() if n not in _OWN_TO_A_MACHINE}
     values = {"options": options, "code": hash_code(), **values}
     return {
@@ -348,9 +348,9 @@ def digest_values(config: Config, values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def take_over(prepared: PreparedRun) -> PreparedRun:
-    """Once the lock is held: clear what a kill left, note what a resume changed, find the start.
+    """Once the lock is held: remove leftovers, store changed options, find the starting point.
 
-    The start is looked for again, because another process may have trained until this moment.
+    It is searched for again, because another process may have trained until now.
     """
     run, settings = prepared.run, prepared.settings
     remove_leftovers(run.checkpoints)
@@ -359,7 +359,7 @@ def take_over(prepared: PreparedRun) -> PreparedRun:
     if run.config_text != dump_config(settings.config):
         write_atomically(run.config, dump_config(settings.config))
         chosen, before = _choice_in(prepared.plan), run.facts["chosen"]
-        if chosen["device"] == before["device"]:  # other ranks share the cores in their own way
+        if chosen["device"] == before["device"]:  # the plan's may be for another number of ranks
             chosen["threads"] = before["threads"]
         run.update_facts(origins=settings.origins, chosen=chosen)
     start = _find_start(run)
@@ -369,16 +369,16 @@ def take_over(prepared: PreparedRun) -> PreparedRun:
 
 
 def _refuse_missing_history(prepared: PreparedRun, start: StartingPoint) -> None:
-    """A run goes on only with all the records that its checkpoint presumes."""
+    """Raise CheckpointError if records that were written before the checkpoint are missing."""
     run, plan, state = prepared.run, prepared.plan, start.facts["state"]
     if not {"step", "sums", "scores"} <= state.keys():
-        return  # not of Phalanx: told when the state is built from it
+        return  # not written by Phalanx: reported when the state is loaded
     step, parent = state["step"], run.facts["parent"]
-    began_at = 0 if parent is None else parent.get("first_step")  # earlier forks did not say
+    began_at = 0 if parent is None else parent.get("first_step")  # earlier releases: unknown
     first = None if began_at is None else began_at + 1
     last_log = step - state["sums"]["steps"]
     logged = {last_log} if last_log >= (first or 1) else set()
-    # the interval may have been another one before it was changed at a resume, or by a release
+    # the log interval may have been changed by a resume or by a release
     is_same = start.facts["plan"].get("log_points") == plan.log.count()
     if is_same and prepared.settings.origins["logs-per-epoch"] != _RESUME_ORIGIN and first:
         logged |= {due for due in range(first, last_log) if plan.log.due(due)}

@@ -1,4 +1,4 @@
-"""One run or score on several ranks: start them here, or be one. Without torch until they meet."""
+"""Trains or scores on several ranks: starts them, or runs as one. No torch until they connect."""
 
 import os
 import sys
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from phalanx.parallel.ranks import Ranks, Store
     from phalanx.plan.plan import Plan
 
-_RUN = "run"  # the key under which rank 0 tells the others the run folder
-_LEFT = "left"  # ... that counts those who found nothing to do
-_READY = "ready"  # ... that it found nothing wrong
+_RUN = "run"  # the key in the store under which rank 0 publishes the run folder
+_LEFT = "left"  # ... which counts ranks that found nothing to do
+_READY = "ready"  # ... which rank 0 sets if it found no problem
 _Prepared = TypeVar("_Prepared")
-_TIMEOUT, _DAY = 600.0, 86_400.0  # seconds; until the run says how long, and at most
+_TIMEOUT, _DAY = 600.0, 86_400.0  # seconds; the default, and the most
 
 
 def start_ranks(prepared: PreparedRun, flags: Mapping[str, str], *, to_stderr: bool = False) -> int:
-    """Train a run with ranks on this machine; the exit code says how it ended.
+    """Train a run with ranks on this machine; returns the exit code.
 
-    flags: what a resume changes. to_stderr: where the ranks speak to.
+    flags: options that a resume changes. to_stderr: whether the ranks print to standard error.
     """
     run, plugin = prepared.run, prepared.config.run.plugin
     given = {**({"plugin": plugin} if plugin else {}), **flags}
@@ -58,13 +58,13 @@ def start_ranks(prepared: PreparedRun, flags: Mapping[str, str], *, to_stderr: b
         say=lambda line: _say("train", line),
         way_out=f"continue with: {run.resume_command}",
     )
-    if code not in (0, Stopped.exit_code, NetworkError.exit_code):  # these can go on
+    if code not in (0, Stopped.exit_code, NetworkError.exit_code):  # these can be resumed
         _discard_unbegun(prepared)
     return code
 
 
 def start_command_ranks(command: str, words: Sequence[str], ranks: int) -> int:
-    """Run a command that keeps nothing with these words on ranks of this machine; its exit code."""
+    """Run a command that saves nothing on ranks of this machine; returns its exit code."""
     code = supervise(
         [sys.executable, "-m", "phalanx", *command.split(), *words],
         ranks,
@@ -86,9 +86,9 @@ def open_as_rank(
     reopen: Callable[[Path], PreparedRun],
     flags: Mapping[str, str],
 ) -> "tuple[PreparedRun, Store] | None":
-    """The run that the ranks of a world train, and the store they meet at; None if there is none.
+    """The run that the ranks of a world train, and their key-value store; None if there is none.
 
-    Rank 0 prepares it and tells the others, which reopen it. flags: those of the command.
+    Rank 0 prepares the run and tells the others, which reopen it. flags: those of the command.
     """
     _begin_as_rank()
     timeout = _read_timeout(flags)
@@ -101,7 +101,7 @@ def open_as_rank(
             store = open_store(world, timeout=timeout)
             store.set(_RUN, "" if prepared is None else str(prepared.run.path.absolute()))
         if prepared is None:
-            await_count(store, _LEFT, world.size - 1, timeout=timeout)  # the store goes with us
+            await_count(store, _LEFT, world.size - 1, timeout=timeout)  # the store ends with rank 0
         return None if prepared is None else (prepared, store)
     from phalanx.parallel.ranks import open_store, wait_for_key
 
@@ -121,7 +121,7 @@ def open_as_rank(
 
 @contextmanager
 def _telling(world: World, store: "Store") -> Iterator[None]:
-    """A block of one rank that the others would wait for in vain if it failed."""
+    """Context that reports a failure of this rank to the others, which would wait in vain."""
     from phalanx.parallel.ranks import sign_failure
 
     try:
@@ -133,16 +133,16 @@ def _telling(world: World, store: "Store") -> Iterator[None]:
 
 
 def _begin_as_rank() -> None:
-    """What a rank does before anything else."""
+    """Set up what every rank needs first."""
     watch_supervisor()
     enable_stack_dumps()
-    # what torch's C++ warns of when a rank ends, on every other one, would bury the reason
+    # when a rank ends, torch's C++ code warns on every other one, which would bury the reason
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 @contextmanager
 def _discarding(prepared: PreparedRun | None) -> Iterator[None]:
-    """A block that a new run does not outlive if its ranks cannot meet."""
+    """Context that removes the folder of a new run if its ranks cannot connect."""
     try:
         yield
     except (NetworkError, FailedElsewhere):
@@ -152,7 +152,7 @@ def _discarding(prepared: PreparedRun | None) -> Iterator[None]:
 
 
 def _discard_unbegun(prepared: PreparedRun) -> None:
-    """Remove a run that this command made and could not begin."""
+    """Remove the folder of a run that this command made and could not start."""
     run = prepared.run
     trained = newest_checkpoint(run.checkpoints) or (run.path / "metrics.jsonl").exists()
     if prepared.fresh and not trained:
@@ -160,13 +160,13 @@ def _discard_unbegun(prepared: PreparedRun) -> None:
 
 
 def _find_restarted(world: World, timeout: float) -> Path | None:
-    """The run that a world trained before its launcher started all its ranks again."""
+    """The run that a world trained before its launcher restarted all its ranks."""
     if not world.restart or world.supervised:
         return None
     from phalanx.parallel.ranks import find_in_earlier_store
 
     path = find_in_earlier_store(world, _RUN, timeout=timeout)
-    # it is gone where the ranks could not meet
+    # it is gone if the ranks could not connect
     return Path(path) if path and is_run_folder(Path(path)) else None
 
 
@@ -178,7 +178,7 @@ def train_as_rank(
     stream: TextIO | None,
     choose_fit: "Callable[[Config], Fit]",
 ) -> bool:
-    """Train as one of the ranks; whether this one has the result."""
+    """Train as one of the ranks; returns whether this one has the result."""
     from phalanx.assemble.train import train
 
     plan, timeout = prepared.plan, prepared.config.machine.rank_timeout
@@ -189,10 +189,10 @@ def train_as_rank(
 
 
 def find_way_on(world: World, prepared: PreparedRun) -> str:
-    """The command that continues a run whose ranks have lost each other; empty if there is none.
+    """The command that continues a run whose ranks lost connection; empty if there is none.
 
-    A start that saved nothing has none: the next one might be lost in the same way, and a
-    scheduler would start it again for ever. Our own supervisor knows more, and says it.
+    If this start saved nothing there is none: the next might fail in the same way, and a
+    scheduler would restart it forever. Our own supervisor prints the command itself.
     """
     run, start = prepared.run, prepared.start
     newest, began = newest_checkpoint(run.checkpoints), start.checkpoint if start else None
@@ -203,9 +203,9 @@ def find_way_on(world: World, prepared: PreparedRun) -> str:
 def prepare_as_rank(
     world: World, prepare: Callable[[], _Prepared], flags: Mapping[str, str]
 ) -> "tuple[_Prepared, Store]":
-    """What every rank prepares for itself, and the store they meet at.
+    """What `prepare` returns in each rank, and the ranks' key-value store.
 
-    Rank 0 goes first: what is wrong for all of them is told once.
+    Rank 0 goes first, so that a problem that all of them have is reported once.
     """
     _begin_as_rank()
     prepared = prepare() if world.rank == 0 else None
@@ -222,7 +222,7 @@ def prepare_as_rank(
 
 
 def _read_timeout(flags: Mapping[str, str]) -> float:
-    """How long to wait for other ranks; what is wrong with the option is told by rank 0."""
+    """Seconds to wait for other ranks; rank 0 reports a problem with the option."""
     with suppress(ValueError):
         return min(max(1.0, float(flags.get("rank-timeout", _TIMEOUT))), _DAY)
     return _TIMEOUT
@@ -236,10 +236,10 @@ def join_ranks(
     timeout: float,
     find_way_on: Callable[[], str] = str,
 ) -> Iterator["Ranks"]:
-    """A block in which this process works with the other ranks of its world.
+    """Context in which this process works with the other ranks of its world.
 
-    A failure of this rank's own is raised; one that another rank tells is raised as
-    FailedElsewhere. find_way_on: the command that continues what is lost with a rank, or nothing.
+    A failure of this rank is raised as it is; one that another rank reports is raised as
+    FailedElsewhere. find_way_on: returns the command that continues after losing a rank, or "".
     """
     from phalanx.assemble.torch_setup import prepare_torch
     from phalanx.parallel.ranks import (
@@ -255,12 +255,12 @@ def join_ranks(
     try:
         device = prepare_torch(plan, local_rank=world.local_rank)
         with peer_errors(world), Ranks(world, store, device, timeout=timeout) as ranks:
-            way_on = find_way_on  # ranks that cannot even begin would not the next time either
+            way_on = find_way_on  # ranks that cannot even start would fail again
             yield ranks
     except PeersLost as lost:
         command, told = way_on(), None
         code = RanksLost.exit_code if command else NetworkError.exit_code
-        with suppress(Interrupted):  # the launcher asks all to leave, and tells why
+        with suppress(Interrupted):  # the launcher stops all ranks, and reports why
             told = find_failure(world, store)
             told = sign_failure(world, store, code) if told is None else told
             leave_store(world, store)

@@ -1,4 +1,4 @@
-"""Replay: a step of a run once more, with an eye on every module. Writes nothing into the run."""
+"""Replay: repeats a step of a run and observes every module. Writes nothing to the run folder."""
 
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -13,32 +13,32 @@ from phalanx.engine.probe import NonFiniteFinding, Probe
 from phalanx.errors import CheckpointError
 from phalanx.report.records import json_number, read_metrics
 
-_COMPARED = ("loss", "grad_norm", "top1")  # what a step gives, in its order
+_COMPARED = ("loss", "grad_norm", "top1")  # the metrics of a step, in order
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What a step gave when it was made again."""
+    """The result of repeating a step."""
 
     step: int
-    began_at: int  # steps that were done where the replay began
+    began_at: int  # number of steps done before the replay started
     lr: float
     loss: float
     grad_norm: float
     top1: float
     loss_scale: float
     is_finite: bool
-    as_recorded: bool | None  # whether metrics.jsonl has the same bits; None where it has none
+    as_recorded: bool | None  # whether metrics.jsonl has the same bits; None if it has no such line
     finding: NonFiniteFinding | None
     images: tuple[StepImage, ...]  # of the whole step
 
     @property
     def seen_with(self) -> list[StepImage]:
-        """The images the finding was seen with."""
+        """The images affected by the finding."""
         return [self.images[row] for row in self.finding.rows] if self.finding else []
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; a number that is not finite by its name."""
+        """Plain values; a number that is not finite as text."""
         numbers = {
             name: json_number(getattr(self, name))
             for name in ("lr", "loss", "grad_norm", "top1", "loss_scale")
@@ -55,14 +55,14 @@ class Replay:
 
 
 def replay(prepared: PreparedRun, step: int) -> Replay:
-    """Go from the run's start to a step as training did, and look at what that step gives."""
-    # a graph gives the same bits, and lets nobody look at its modules
+    """Train from the run's starting point to a step, as before, and observe that step."""
+    # a CUDA graph gives the same bits, but its modules cannot be observed
     plain = prepared.plan.acceleration._replace(graph=False)
     plan = replace(prepared.plan, acceleration=plain)
-    # whatever the run kept: metrics change no bit of a step
+    # even if the run had no metrics: they do not change a bit of the step
     measured = prepared.config.train.model_copy(update={"disable_metrics": False})
     config = prepared.config.model_copy(update={"train": measured})
-    folder = prepared.run.path  # knows the run's kernels
+    folder = prepared.run.path  # stores the run's choice of kernels
     with Session(config, plan, start=prepared.start, folder=folder) as session:
         state, probe = session.state, Probe(session.model)
         began_at, batches = state.step, session.feed.batches_from(state.step)
@@ -70,9 +70,9 @@ def replay(prepared: PreparedRun, step: int) -> Replay:
             session.train_step(next(batches), plan.lr(state.step))
         metrics = session.train_step(next(batches), plan.lr(step - 1), probe=probe).tolist()
         images = tuple(session.feed.step_images(step))
-    loss, grad_norm, top1 = metrics  # the device was waited for
+    loss, grad_norm, top1 = metrics  # tolist has waited for the device
     finding = find_first(probe.find(loss, grad_norm), session.place, plan)
-    # an automatic loss scale skips the step instead
+    # with an automatic loss scale such a step is skipped
     spoilt = finding is not None and finding.what == "gradient" and state.scaler is None
     return Replay(
         step=step,
@@ -90,9 +90,9 @@ def replay(prepared: PreparedRun, step: int) -> Replay:
 
 
 def _compare_with_record(prepared: PreparedRun, step: int, metrics: list[float]) -> bool | None:
-    """Whether the run's metrics hold these very numbers for the step; None if it has no line.
+    """Whether the run's metrics of the step equal these; None if it has no line.
 
-    What a run without metrics left out, or wrote as 0 in earlier releases, is no difference.
+    Values that a run without metrics left out, or wrote as 0 in earlier releases, are ignored.
     """
     run = prepared.run
     rows = {row["step"]: row for row in read_metrics(run.path, scores=False)}

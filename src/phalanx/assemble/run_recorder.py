@@ -1,4 +1,4 @@
-"""What the loop tells goes into the run folder and to the person watching."""
+"""Writes the events of the loop to the run folder and the console."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ from phalanx.trackers.processes import Trackers
 
 
 class RunRecorder:
-    """Writes the records of one run and shows them, as far as this process's role goes."""
+    """Writes the records of one run and prints them, as far as this process's role allows."""
 
     def __init__(
         self,
@@ -39,11 +39,11 @@ class RunRecorder:
         self._warned: set[str] = set()
 
     def on_step(self, step: int) -> None:
-        """A step is done."""
+        """Show progress."""
         self._console.progress(step)
 
     def on_metrics(self, first: int, rows: list[StepMetrics]) -> None:
-        """A line of metrics.jsonl for each step."""
+        """Write a line of metrics.jsonl for each step."""
         if not self._writes:
             return
         self._records.steps(
@@ -59,7 +59,7 @@ class RunRecorder:
         )
 
     def on_log(self, state: TrainState, interval: Throughput) -> None:
-        """A row of training.csv and a line for the person."""
+        """Write a row of training.csv and print a line."""
         sums = state.sums
         row = LogRow(
             step=state.step,
@@ -78,7 +78,7 @@ class RunRecorder:
         self._warn_of_images()
 
     def _warn_of_images(self) -> None:
-        """Name each image that could not be read, or is odd, once."""
+        """Print a warning for each image that could not be read or is unusual, once."""
         self._feed.exchange_problems()
         texts = {text: text for text in self._feed.bad_images().values()} | self._feed.notes()
         for key, text in texts.items():
@@ -87,7 +87,7 @@ class RunRecorder:
                 self._console.warn(text)
 
     def on_score(self, state: TrainState, score: Score) -> None:
-        """The score, every prediction behind it, and the most confident mistakes to look at."""
+        """Print and write the score, all predictions, and the most confident mistakes."""
         row = make_score_row(score, self._plan, step=state.step)
         earlier = [top1 for step, top1 in state.scores.items() if step != state.step]
         self._console.score(row, best=bool(earlier) and score.top1 > max(earlier))
@@ -104,7 +104,7 @@ class RunRecorder:
             write_worst(self._records.folder, worst, pixels=pixels, step=state.step)
 
     def on_averaged_score(self, state: TrainState, score: Score) -> None:
-        """The score of the averaged weights, beside the raw ones'."""
+        """Print and write the score of the averaged weights."""
         row = make_score_row(score, self._plan, step=state.step)
         if self._writes:
             self._records.averaged_score(row)
@@ -113,7 +113,7 @@ class RunRecorder:
 
 
 def make_score_row(score: Score, plan: Plan, *, step: int) -> ScoreRow:
-    """A score with its interval, ready to be written down."""
+    """A score with its 95 % interval, as a row of the records."""
     return ScoreRow(
         step=step,
         epoch=plan.epoch_at(step),

@@ -1,4 +1,4 @@
-"""Checkpoints that a model is scored from: found, read and planned, without torch."""
+"""What can be scored, checkpoints and untrained models: found, read and planned without torch."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -40,15 +40,15 @@ _WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 
 @dataclass(frozen=True, kw_only=True)
 class ScorableCheckpoint:
-    """A checkpoint's own account of itself, and the options it is to be scored with."""
+    """A checkpoint with its facts, and the options it is scored with."""
 
     start: StartingPoint
     settings: Settings
-    choice: str = ""  # which one of its run it is, for a person; empty where it was named itself
+    choice: str = ""  # which of its run's checkpoints it is, in words; empty if the user named it
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint a path stands for: itself, or the newest one of a run."""
+    """The checkpoint that a path stands for: itself, or the newest one of a run."""
     if _is_checkpoint(path):
         return path.resolve()
     kept = _list_kept(open_run(path))
@@ -64,7 +64,7 @@ def _is_live_average(path: Path) -> bool:
 
 
 def _list_kept(run: RunFolder) -> dict[int, Path]:
-    """The checkpoints of a run by their steps; a run without any is refused."""
+    """The checkpoints of a run by their steps; CheckpointError if it has none."""
     kept = kept_checkpoints(run.checkpoints)
     if kept:
         return kept
@@ -80,8 +80,8 @@ def _list_kept(run: RunFolder) -> dict[int, Path]:
 def choose_checkpoint(path: Path, wanted: str | None = None) -> tuple[Path, str]:
     """The checkpoint of a run to score, and which one that is, in words.
 
-    wanted: last, best or a step; without it, the best one where it is known. A path that is a
-    checkpoint itself leaves no choice, and gives no words.
+    wanted: last, best or a step; if None, the best if any was scored, else the last. If the path
+    is a checkpoint itself, the words are empty.
     """
     which = None if wanted is None else _read_choice(wanted)
     if _is_checkpoint(path) or _is_live_average(path):
@@ -127,7 +127,7 @@ def _read_choice(wanted: str) -> str | int:
 
 
 def _join_steps(steps: Iterable[int]) -> str:
-    """Steps in words."""
+    """Steps as a phrase."""
     *others, last = (f"{step:,}" for step in steps)
     return f"steps {', '.join(others)} and {last}" if others else f"step {last}"
 
@@ -135,7 +135,7 @@ def _join_steps(steps: Iterable[int]) -> str:
 def read_checkpoint(
     path: Path, flags: Mapping[str, str], *, wanted: str | None = None
 ) -> ScorableCheckpoint:
-    """The checkpoint a path stands for, or the average in one, checked without torch.
+    """The checkpoint that a path stands for, or the live average in one, checked without torch.
 
     wanted: which checkpoint of a run, as for `choose_checkpoint`.
     """
@@ -154,22 +154,22 @@ def read_checkpoint(
 
 
 def fit_scoring(settings: Settings) -> Settings:
-    """The settings of a training as scoring takes them: on the devices that were asked for now."""
+    """The settings of a training run for scoring: on the devices that this command names."""
     config = settings.config
     asked = config.machine.devices if settings.origins.get("devices") == "flag" else None
     update = {
         "devices": asked,
-        "validation_device": None,  # for while another device trains
-        "replicas": config.machine.replicas or 1,  # which counts the images of a step
+        "validation_device": None,  # only used during training
+        "replicas": config.machine.replicas or 1,  # needed to count the images of a step
     }
     machine = config.machine.model_copy(update=update)
     return replace(settings, config=config.model_copy(update={"machine": machine}))
 
 
 def _read_scoring_flags(flags: Mapping[str, str]) -> dict[str, str]:
-    """Flags as a checkpoint takes them: the images of a pass are --valid-batch-size.
+    """Flags for scoring: --batch-size is read as --valid-batch-size.
 
-    --batch-size is what other programs call it; in a run's own options it is that of training.
+    Other programs call it --batch-size; in a run's own options that is the one of training.
     """
     given = dict(flags)
     size = given.pop("batch-size", None)
@@ -182,7 +182,7 @@ def _read_scoring_flags(flags: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_target(target: str, flags: Mapping[str, str], *, wanted: str | None = None) -> "Target":
-    """The checkpoint that a path stands for, or the settings of a preset or model by name.
+    """The checkpoint at a path, or the settings of a preset or model of that name.
 
     wanted: which checkpoint of a run, as for `choose_checkpoint`.
     """
@@ -199,15 +199,14 @@ def read_target(target: str, flags: Mapping[str, str], *, wanted: str | None = N
 
 
 def read_untrained(target: str, flags: Mapping[str, str]) -> Settings | None:
-    """The settings of a preset, a YAML file or a model by name; None where it is none of them.
+    """The settings of a preset, a YAML file or a model by name; None if it is none of them.
 
-    A folder of that name is meant before them. Of a model's name, no preset has a say in the
-    options.
+    A folder of that name takes precedence. For the name of a model, no preset is applied.
     """
     if Path(target).is_dir():
         return None
     given = _read_scoring_flags(flags)
-    if "batch-size" in flags:  # data that is made up is as long as so many batches
+    if "batch-size" in flags:  # the length of made-up data depends on it
         given["batch-size"] = flags["batch-size"]
     if match_case(target, (*MODELS, *OLD_NAMES)) in {*MODELS, *OLD_NAMES}:
         if given.setdefault("model", target) != target:
@@ -223,7 +222,7 @@ def read_untrained(target: str, flags: Mapping[str, str]) -> Settings | None:
 
 
 def refuse_no_path(target: str) -> None:
-    """Raise CheckpointError for a word that is no path either, and for a file of weights."""
+    """Raise CheckpointError if a target is not a path either, or is a file of weights."""
     path = Path(target)
     if not path.exists() and "/" not in target:
         presets = [*iterate_presets(), *iterate_old_presets()]
@@ -239,7 +238,7 @@ def refuse_no_path(target: str) -> None:
 
 
 def _refuse_other_preprocessing(settings: Settings, facts: dict[str, Any], where: Path) -> None:
-    """A model sees images as it was trained to; scored otherwise it is not the same model."""
+    """Raise CheckpointError if options would preprocess images other than in training."""
     config, trained = settings.config, facts["preprocessing"]
     size = trained["image_size"]
     asked_and_trained = {
@@ -258,12 +257,12 @@ def _refuse_other_preprocessing(settings: Settings, facts: dict[str, Any], where
 
 
 def _spell(value: object) -> str:
-    """A value as a flag spells it."""
+    """A value as it is written on the command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def plan_checkpoint(checkpoint: ScorableCheckpoint) -> Plan:
-    """The plan of the run that a checkpoint was made by, with the options it is scored with."""
+    """The plan of a checkpoint's run, with the options it is scored with."""
     facts = checkpoint.start.facts
     counts = DatasetCounts(
         train_images=facts["plan"]["train_images"],
@@ -278,9 +277,9 @@ def plan_checkpoint(checkpoint: ScorableCheckpoint) -> Plan:
 def plan_untrained(
     settings: Settings, *, without_data: bool = False
 ) -> tuple[Plan, DatasetSummary]:
-    """The plan of scoring the model that a config would begin to train, and its data.
+    """The plan for scoring a config's untrained model, and its data.
 
-    without_data: a folder that is not named is made up for by what the catalog knows.
+    without_data: if no folder is named, the catalog's facts about the dataset are used.
     """
     config = settings.config
     dataset = inspect_or_recall(config) if without_data else inspect_dataset(config)
@@ -299,25 +298,25 @@ Target = ScorableCheckpoint | Settings  # what can be scored
 
 
 def get_settings(target: Target) -> Settings:
-    """The options that it is scored with."""
+    """The options that a target is scored with."""
     return target if isinstance(target, Settings) else target.settings
 
 
 def make_up_target(target: Target, kind: str) -> Target:
-    """The same, to be scored on noise: synthetic on the device, generated on the host."""
+    """The target, to be scored on noise: synthetic on the device, generated on the host."""
     settings = make_up_data(get_settings(target), kind)
     return settings if isinstance(target, Settings) else replace(target, settings=settings)
 
 
 def plan_target(target: Target) -> Plan:
-    """The plan of scoring it."""
+    """The plan for scoring a target."""
     return plan_untrained(target)[0] if isinstance(target, Settings) else plan_checkpoint(target)
 
 
 def list_consecutive(folder: Path, newest: ScorableCheckpoint) -> list[Path]:
-    """The checkpoints of a folder up to the newest, oldest first, without any that was kept longer.
+    """The newest checkpoints without a gap between them, oldest first.
 
-    The best one is kept whatever its age; an average of it and the last ones is of no stretch.
+    The best one may be older and is then left out: an average must be over consecutive ones.
     """
     found = list_checkpoints(folder)
     save = plan_checkpoint(newest).save

@@ -1,4 +1,4 @@
-"""Score and predict: a checkpoint, or a fresh model, on any data."""
+"""Score and predict: a checkpoint, or an untrained model, on any data."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +43,7 @@ def open_checkpoint(
 ) -> Session:
     """The session of a checkpoint: its model with its weights or their average.
 
-    made_up_images: how many, where the data has no length of its own.
+    made_up_images: the number of validation images, for data without a length of its own.
     """
     size = checkpoint.start.facts["preprocessing"]["image_size"]
     plan = replace(plan_checkpoint(checkpoint), image_size=size)
@@ -58,9 +58,9 @@ def open_untrained(
     made_up_images: int | None = None,
     without_data: bool = False,
 ) -> Session:
-    """The model that a config would begin to train; made_up_images: as for a checkpoint.
+    """The session of a config's untrained model; made_up_images: as for `open_checkpoint`.
 
-    without_data: as for `plan_untrained`; classes that nobody can name are numbered.
+    without_data: as for `plan_untrained`; classes without known names are numbered.
     """
     refuse_missing_weights(settings.config)
     plan, dataset = plan_untrained(settings, without_data=without_data)
@@ -73,7 +73,7 @@ def open_untrained(
 def open_target(
     target: Target, ranks: Ranks | None = None, *, made_up_images: int | None = None
 ) -> Session:
-    """The session of whatever can be scored."""
+    """The session of a checkpoint or an untrained model."""
     if isinstance(target, Settings):
         return open_untrained(target, ranks, made_up_images=made_up_images)
     return open_checkpoint(target, ranks, made_up_images=made_up_images)
@@ -84,26 +84,26 @@ class ScoredModel(NamedTuple):
 
     row: ScoreRow
     bad_images: dict[str, str]  # name to reason
-    rates: tuple[float, ...]  # images/s of each pass, from the first image asked for to the last
+    rates: tuple[float, ...]  # images/s of each pass, including loading
 
     @property
     def images_per_second(self) -> float:
-        """The median of the passes, but for the first, which warms up."""
+        """The median over the passes, without the first, which warms up, if there are others."""
         return median(self.rates[1:] or self.rates)
 
 
 def score(session: Session, *, step: int = 0, passes: int = 1) -> ScoredModel:
-    """Score a model on the validation images; the session is closed with it.
+    """Score a model on the validation images, and close the session.
 
-    passes: over all images, for the speed alone; the first, which warms up, is not counted then.
-    Where there are ranks, each scores its share, and all get the score of all.
+    passes: how often to score all images, more than once only to measure the speed. With several
+    ranks, each scores its share, and all get the whole score.
     """
     with session:
         feed, rates, gather = session.scoring_feed, [], session.place.gather
         with _watch_ranks(session) as beat:
             _refuse_differences(session)
             for _ in range(passes):
-                gather(None)  # ranks begin together
+                gather(None)  # ranks start together
                 began = time.perf_counter()
                 found = session.evaluate(beat(batch) for batch in feed.validation())
                 assert isinstance(found, Score)
@@ -115,7 +115,7 @@ def score(session: Session, *, step: int = 0, passes: int = 1) -> ScoredModel:
 
 
 def _refuse_differences(session: Session) -> None:
-    """Compare what all ranks must have alike for their shares to make one score."""
+    """Raise unless weights, images and options are the same on all ranks."""
     if session.place.ranks is not None:
         values = {
             "weights": hash_weights(session.gather_weights()),
@@ -126,7 +126,7 @@ def _refuse_differences(session: Session) -> None:
 
 @contextmanager
 def _watch_ranks(session: Session) -> Iterator[Callable[[ValidBatch], ValidBatch]]:
-    """A block that ends the process if other ranks keep it waiting too long between batches."""
+    """Context that ends the process if it waits too long for other ranks between batches."""
     ranks, done = session.place.ranks, 0
     if ranks is None:
         yield lambda batch: batch
@@ -159,7 +159,7 @@ def score_checkpoint(
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model says of one image: its five likeliest classes, or why it cannot be read."""
+    """The prediction for one image: the five likeliest classes, or why it cannot be read."""
 
     image: str
     guesses: tuple[tuple[str, float], ...]  # class and probability, likeliest first
@@ -172,7 +172,7 @@ class Answer:
 
     @property
     def probability(self) -> float:
-        """That of the likeliest class; raises DataError for an image that cannot be read."""
+        """The probability of the likeliest class; DataError for an image that cannot be read."""
         return self._best[1]
 
     @property
@@ -183,7 +183,7 @@ class Answer:
 
 
 def predict(session: Session, images: Sequence[NamedImage]) -> Iterator[Answer]:
-    """An answer for each image, in their order."""
+    """An Answer for each image, in order."""
     for first in range(0, len(images), session.plan.valid_batch):
         some = images[first : first + session.plan.valid_batch]
         pixels, problems = read_pixels(session, some)
@@ -199,7 +199,7 @@ def predict(session: Session, images: Sequence[NamedImage]) -> Iterator[Answer]:
 def read_pixels(
     session: Session, images: Sequence[NamedImage]
 ) -> tuple[NDArray[np.uint8], dict[int, str]]:
-    """The images cut to the model's size, and what is wrong with those that cannot be read."""
+    """The images cropped to the model's size, and by row why an image cannot be read."""
     size, limits = session.preprocessing.image_size, build_read_limits(session.config)
     transform = build_transform(session.preprocessing.transform)
     pixels = np.zeros((len(images), size, size, 3), np.uint8)
@@ -214,11 +214,11 @@ def read_pixels(
 
 
 class LoadedModel:
-    """A trained model with all it takes to use it: call it on images to get an Answer for each.
+    """A trained model, ready to use: call it on images to get an Answer for each.
 
     module: the torch module, in evaluation mode. classes: their names, in the order of its
-    outputs. preprocessing: what images go through before it. checkpoint and step: where its
-    weights come from.
+    outputs. preprocessing: how images become its input. checkpoint and step: where its weights
+    come from.
     """
 
     def __init__(self, checkpoint: ScorableCheckpoint) -> None:
@@ -234,9 +234,9 @@ class LoadedModel:
         return f"<{name}, {len(self.classes)} classes, {size}x{size}, from {self.checkpoint}>"
 
     def __call__(self, images: ImageInputs) -> list[Answer]:
-        """An answer for each image of a path, a folder, a Pillow image, an array, or a list.
+        """An Answer for each image of a path, a folder, a Pillow image, an array, or a list.
 
-        One image that cannot be read is a DataError; of several, its answer has the problem.
+        If a single image cannot be read, raises DataError; among several, its Answer says why.
         """
         named = collect_images(images)
         with settings_restored():
@@ -247,7 +247,7 @@ class LoadedModel:
         return answers
 
     def preprocess(self, images: ImageInputs) -> Tensor:
-        """The images as the module's input, [N, 3, size, size]; DataError for one that is bad."""
+        """The images as the module's input, [N, 3, size, size]; DataError if one cannot be read."""
         named = collect_images(images)
         pixels, problems = read_pixels(self._session, named)
         for row, problem in problems.items():

@@ -1,6 +1,6 @@
-"""The session: all parts of a run that compute, ready to train or score.
+"""The session: everything a run computes with, ready to train or score.
 
-Every command that trains or scores opens one; none builds its own middle.
+Every command that trains or scores opens one; none builds these parts itself.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -56,14 +56,14 @@ from phalanx.plan.plan import Plan
 if TYPE_CHECKING:
     from phalanx.inference.folded_model import FoldedModel
 
-_IMAGES_WHITENED = 2048  # that a first layer is taken from: two million patches of CIFAR-10
+_IMAGES_WHITENED = 2048  # to compute a whitening layer from: two million patches of CIFAR-10
 
 
 class Session:
     """A model that can train and score, with its optimizer state, its batches and its step.
 
-    Made from Config, Plan and an optional checkpoint. What nobody asks for is not built: scoring
-    needs no optimizer, and naming what is on a few files needs no feed. Use it as a context
+    Made from Config, Plan and an optional checkpoint. Parts are built when they are first used:
+    scoring needs no optimizer, and predicting a few files needs no feed. Use it as a context
     manager: worker processes end with the block.
     """
 
@@ -78,7 +78,7 @@ class Session:
         folder: Path | None = None,
     ) -> None:
         self.config, self.plan, self.classes = config, plan, tuple(classes)
-        self._folder = folder  # of a run, which remembers the kernels it uses
+        self._folder = folder  # of a run, where its choice of kernels is stored
         self.place = find_place(
             plan, ranks, scores_in_stages=config.pipeline.pipeline_validation_model
         )
@@ -86,10 +86,10 @@ class Session:
         cache = config.machine.model_cache_path
         self._cache = use_cache(Path(cache).expanduser() if cache else None)
         self.device = prepare_torch(plan, local_rank=local_rank)
-        self.memory = MemoryMeter(self.device)  # from before the first weight
+        self.memory = MemoryMeter(self.device)  # created before the first weight
         self.preprocessing = build_preprocessing(config, plan)
         if start is not None and start.weights_only:
-            # classes and images are as it was trained with
+            # use the classes and the preprocessing of its training
             self.classes = tuple(start.facts["classes"])
             with content_errors(start.checkpoint / FACTS):
                 self.preprocessing = Preprocessing(**start.facts["preprocessing"])
@@ -99,10 +99,10 @@ class Session:
         self.model = build_network(
             config, plan, self.device, stage=self.place.stage, with_init_weights=start is None
         )
-        self.notes: list[str] = []  # what a person should know of how the model trains
+        self.notes: list[str] = []  # what the user should know about how the model trains
         self._start, self._exits = start, ExitStack()
         if start is not None and not start.weights_only:
-            self.state  # noqa: B018 - restored now, so that a checkpoint that does not fit is told
+            self.state  # noqa: B018 - restored now, to report a checkpoint that does not fit
         elif start is not None:
             file = AVERAGE_WEIGHTS if start.use == "score average" else WEIGHTS
             content = read_files(start.checkpoint, file)[file]
@@ -110,11 +110,11 @@ class Session:
 
     @cached_property
     def state(self) -> TrainState:
-        """The model with all that training changes, as the start left it."""
+        """The training state at the starting point: fresh, or restored from the checkpoint."""
         start = self._start
         if start is None and self.config.model.init_weights is None and has_whitening(self.model):
             whiten_patches(self.model, self.feed.sample_images(_IMAGES_WHITENED))
-            # a processor of another kind may find other last digits
+            # another kind of processor may round differently: all ranks take rank 0's values
             own = {name: buffer.cpu() for name, buffer in self.model.named_buffers()}
             self.model.load_state_dict(self.place.gather(own)[0], strict=False)
         if self.plan.acceleration.own_kernels and isinstance(self.model, UnitModel):
@@ -122,14 +122,14 @@ class Session:
         state = build_state(self.model, self.config, self.plan, self.place)
         if start is not None:
             load_checkpoint(state, start.checkpoint)
-            if start.use == "fork":  # progress is kept; scores and times are the parent's
+            if start.use == "fork":  # keeps the parent's progress, but not its scores and times
                 state.step = start.first_step(self.plan)
                 state.scores, state.sums = {}, MetricSums()
                 state.throughput = Throughput()
         return state
 
     def _fuse(self, model: UnitModel) -> None:
-        """Let units train by kernels of their own, which only a GPU imports."""
+        """Make units train with our own kernels, whose code is imported only for a GPU."""
         from phalanx.fused.enable import describe_left, fuse_units
         from phalanx.fused.half_copies import cast_before_passes
 
@@ -154,7 +154,7 @@ class Session:
 
     @cached_property
     def feed(self) -> Feed:
-        """Training batches, and the validation images beside them."""
+        """The training batches, and the validation images."""
         return self._exits.enter_context(self.open_feed(self.plan))
 
     @cached_property
@@ -168,7 +168,7 @@ class Session:
         return self._exits.enter_context(feed)
 
     def _without_device_input(self) -> Config:
-        """The config without what serves many epochs, or what a device that scores cannot do."""
+        """The config without options that pay off over many epochs or that the device cannot do."""
         data = self.config.data
         share = data.gpu_decode
         if share and find_gpu_decode_problem(self.scoring_device):
@@ -177,13 +177,13 @@ class Session:
         return self.config.model_copy(update={"data": data.model_copy(update=changes)})
 
     def open_feed(self, plan: Plan) -> AbstractContextManager[Feed]:
-        """Batches as a plan cuts them; worker processes end with the block."""
+        """The batches of a plan; worker processes end with the block."""
         spec = build_input_spec(self.config, plan)
         return open_feed(spec, plan, self.normaliser, self.config, place=self.place)
 
     @cached_property
     def scoring_feed(self) -> Feed:
-        """The validation images alone, preprocessed as in training, labelled as the model does."""
+        """Only the validation images, preprocessed as in training, with the model's labels."""
         config, preprocessing = self._without_device_input(), self.preprocessing
         spec = replace(
             build_input_spec(config, self.plan),
@@ -198,7 +198,7 @@ class Session:
         )
         if isinstance(feed, LoadedFeed):
             found = feed.loader.source("valid").classes
-            if config.data.data == "generated":  # noise is of no class
+            if config.data.data == "generated":  # noise has no classes to match
                 feed.relabel(np.arange(len(found)) % len(self.classes))
             else:
                 feed.relabel(_match_classes(found, self.classes))
@@ -207,7 +207,7 @@ class Session:
     def train_step(
         self, passes: Sequence[MicroBatch], lr: float, *, probe: Probe | None = None
     ) -> Tensor:
-        """One optimizer step; [loss, gradient norm, top-1], still on the device."""
+        """Run one optimizer step; [loss, gradient norm, top-1], still on the device."""
         with probe or nullcontext():
             return train_step(
                 self.state,
@@ -220,7 +220,7 @@ class Session:
             )
 
     def _join_norms(self, norms: Tensor) -> Tensor:
-        """The norms of all gradients of the model, from those that are here."""
+        """The gradient norms of the whole model, from those of this process."""
         return self._norm_joiner(norms)
 
     @cached_property
@@ -228,7 +228,7 @@ class Session:
         return build_norm_joiner(self.place, self.state.optimizer)
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """Weights and buffers of the whole model; where it has stages, all of them must ask."""
+        """Weights and buffers of the whole model; if it has stages, all of them must call this."""
         own, links = self.model.state_dict(), self.place.links
         if links is None:
             return own
@@ -244,9 +244,9 @@ class Session:
         return {}
 
     def _find_folded(self, model: nn.Module) -> "FoldedModel | None":
-        """The model as it scores on a GPU; None where its own modules do."""
+        """The model with its norms folded in, for scoring on a GPU; None if it scores as it is."""
         if self.plan.determinism == "strict" or self.config.machine.kernels == "torch":
-            return None  # cuDNN measures which kernels it takes: another run may take others
+            return None  # cuDNN picks kernels by measuring: another run may pick others
         from phalanx.inference.folded_model import fold_model
 
         if model not in self._folded_models:
@@ -254,7 +254,7 @@ class Session:
         return self._folded_models[model]
 
     def find_scoring_model(self, model: nn.Module | None = None) -> nn.Module:
-        """The model, or another of its kind, as it scores: with the weights that it has now."""
+        """The module that scores for this model, or one of its kind, with its current weights."""
         model = self.model if model is None else model
         folded = self._find_folded(model)
         if folded is None:
@@ -270,9 +270,9 @@ class Session:
     def evaluate(
         self, batches: Iterable[ValidBatch], *, interrupted: Callable[[], bool] = lambda: False
     ) -> Score | None:
-        """The score of the model as it is; None when it was interrupted on the way.
+        """The score of the current model; None if it was interrupted.
 
-        Where there are ranks, each has its share of the batches, and all get the score of all.
+        With several ranks, each scores its share of the batches, and all get the whole score.
         """
         model, options, gather = self.model, self.options, self.place.gather
         if self.place.scores_in_stages:
@@ -292,7 +292,7 @@ class Session:
         )
 
     def compute_logits(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """What the model says of images that were cut to its size."""
+        """The logits of images that already have the model's size."""
         images = self._pixel_normaliser(pixels)
         return compute_logits(self.find_scoring_model(), images, self.options)
 
@@ -308,7 +308,7 @@ class Session:
 
 
 def _match_classes(found: Sequence[str], known: Sequence[str]) -> NDArray[np.int64]:
-    """For each class of some data, its number in the model; DataError for one it never learnt."""
+    """For each class of the data, its number in the model; DataError for an unknown class."""
     unknown = [name for name in found if name not in known]
     if unknown:
         raise DataError(

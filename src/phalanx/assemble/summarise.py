@@ -1,4 +1,4 @@
-"""What came out of a run: the numbers of summary.json."""
+"""The result of a run: the numbers of summary.json."""
 
 from contextlib import suppress
 from dataclasses import asdict
@@ -27,27 +27,27 @@ from phalanx.report.environment import describe_environment
 from phalanx.report.records import read_averaged_top1, read_scores
 from phalanx.report.summary import BestScore, InputNote, Numerics, Summary
 
-_SECONDS, _SAMPLES = 0.03, 16  # for each stage: a glance, not a benchmark
-_KEPT_UP = 0.05  # waits of less than this share of the time are no limit, as the report says
+_SECONDS, _SAMPLES = 0.03, 16  # for each stage: a quick estimate, not a benchmark
+_KEPT_UP = 0.05  # if training waits for less than this share of the time, input is no bottleneck
 
 
 class RunEnd(NamedTuple):
-    """What only all ranks together know of a run that has come to its end."""
+    """What must be gathered from all ranks at the end of a run."""
 
-    weights: dict[str, Tensor]  # of the whole model, where the run is written
-    counts: Tensor | None  # of roundings, there too
-    rises: list[int | None]  # how far the memory of each rank rose
+    weights: dict[str, Tensor]  # of the whole model, on the rank that writes
+    counts: Tensor | None  # of roundings, on the same rank
+    rises: list[int | None]  # by how many bytes the memory of each rank rose
 
 
 def gather_end(session: Session) -> RunEnd:
-    """Ask all ranks; all must call it."""
+    """Gather the end of a run from all ranks; all must call it."""
     rises, state = session.place.gather(session.memory.rise()), session.state
     own = {name: tensor.detach().cpu() for name, tensor in state.model.state_dict().items()}
     return RunEnd(state.collect(own) if state.collect else own, state.sum_counts(), rises)
 
 
 def summarise_run(prepared: PreparedRun, session: Session, end: RunEnd) -> Summary:
-    """The result of a run that has come to its end."""
+    """The summary of a finished run."""
     state, run, plan = session.state, prepared.run, session.plan
     best = find_best(run.checkpoints, state.scores)
     newest = newest_checkpoint(run.checkpoints)
@@ -77,7 +77,7 @@ def summarise_run(prepared: PreparedRun, session: Session, end: RunEnd) -> Summa
 
 
 def _describe_numerics(state: TrainState, plan: Plan, counted: Tensor | None) -> Numerics | None:
-    """What became of small and large numbers, where some have 16 bits."""
+    """Lost updates, zero gradients, overflows and loss scales; None without 16-bit numbers."""
     if plan.precision == "32.32":
         return None
     counts = dict.fromkeys(COUNTS, 0.0)
@@ -100,9 +100,9 @@ def _describe_numerics(state: TrainState, plan: Plan, counted: Tensor | None) ->
 
 
 def _describe_input(session: Session) -> InputNote | None:
-    """The verdict of `phalanx data bench`, from what training measured and a glance at the stages.
+    """The verdict of `phalanx data bench`, from what training measured and a quick timing.
 
-    Where training did not wait, what could have come is worked out from one core's rate.
+    If training did not wait, the available rate is estimated from that of one core.
     """
     feed, throughput = session.feed, session.state.throughput
     seen, wait = throughput.images_per_second, throughput.data_wait
@@ -120,7 +120,7 @@ def _describe_input(session: Session) -> InputNote | None:
             stages={},
         )
     stages: list[Rate] = []
-    with suppress(BadImage):  # a file went away: the run has its summary all the same
+    with suppress(BadImage):  # a file was deleted: the summary does without this part
         stages = list(time_stages(feed.loader.reader("train"), _SECONDS, _SAMPLES))
     if not stages:
         return None
@@ -146,7 +146,7 @@ def _describe_input(session: Session) -> InputNote | None:
 
 
 def could_decode_on_gpu(loader: Loader, config: Config, device: torch.device) -> bool:
-    """Whether the GPU could decode a share of the images, and nobody has asked for it."""
+    """Whether the GPU could decode a share of the images, and does not yet."""
     if config.data.gpu_decode or device.type != "cuda":
         return False
     data = config.data.model_copy(update={"gpu_decode": True})
@@ -157,7 +157,7 @@ def could_decode_on_gpu(loader: Loader, config: Config, device: torch.device) ->
 
 
 def gather_run_facts(prepared: PreparedRun, session: Session) -> dict[str, Any]:
-    """What travels in every checkpoint beside the state."""
+    """What is written to every checkpoint besides the state."""
     return {
         "run": prepared.run.path.name,
         "config": prepared.config.flat(),

@@ -1,4 +1,4 @@
-"""Torch as a plan wants it: threads, kernels, and the device."""
+"""Sets torch up as a plan says: threads, kernels and the device."""
 
 import ctypes
 import os
@@ -13,19 +13,19 @@ from phalanx.errors import ConfigError
 from phalanx.plan.machine import count_devices, resolve_device
 from phalanx.plan.plan import Plan
 
-_WITHOUT_AMX = "AVX512_CORE_BF16"  # the most that oneDNN has below matrix tiles
+_WITHOUT_AMX = "AVX512_CORE_BF16"  # oneDNN's highest instruction set without matrix tiles
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-_LARGEST_TRIM = 2**31 - 1  # bytes; what an int holds
-_LARGEST_MMAP = 32 * 2**20  # bytes; glibc takes no more
-DETERMINISM = {  # deterministic algorithms and cuDNN kernels; whether cuDNN measures the fastest
+_LARGEST_TRIM = 2**31 - 1  # bytes; the largest int
+_LARGEST_MMAP = 32 * 2**20  # bytes; the largest that glibc accepts
+DETERMINISM = {  # (deterministic algorithms and cuDNN kernels, cudnn.benchmark)
     "off": (False, True),
-    "seeded": (False, False),  # the same draws; sums may be added up in another order
+    "seeded": (False, False),  # the same random draws; sums may be added in another order
     "strict": (True, False),  # the same bits every time, on the same hardware
 }
 
 
 def prepare_torch(plan: Plan, *, local_rank: int = 0) -> torch.device:
-    """Set torch up as the plan says, and give the device of a rank."""
+    """Set torch up as the plan says, and return the device of a rank."""
     avoid_missing_instructions()
     apply_settings(plan)
     device = _open_device(pick_device(plan.device, local_rank), "--device")
@@ -39,9 +39,9 @@ def prepare_torch(plan: Plan, *, local_rank: int = 0) -> torch.device:
 def find_scoring_device(
     config: Config, device: torch.device, *, local_rank: int = 0
 ) -> torch.device:
-    """The device that scores while another one, or the same, trains.
+    """The device that scores during training; the training device unless the option names one.
 
-    Ranks take turns with those that are named: one device alone serves them all.
+    The named devices are assigned to ranks in turn: a single one serves them all.
     """
     name = config.machine.validation_device
     if name is None:
@@ -54,7 +54,7 @@ def find_scoring_device(
 
 
 def _open_device(name: str, flag: str) -> torch.device:
-    """The device of that name, if torch has it."""
+    """The device of that name; ConfigError if torch does not find it."""
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"{flag}: torch finds no CUDA device here; use {flag} cpu")
@@ -68,13 +68,13 @@ def _open_device(name: str, flag: str) -> torch.device:
 
 
 def apply_settings(plan: Plan) -> None:
-    """Give torch the threads and kernels of a plan."""
+    """Apply the threads and the determinism of a plan to torch's global settings."""
     torch.set_num_threads(plan.threads)
     deterministic, benchmark = DETERMINISM[plan.determinism]
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
-    # else torch fills all new memory before a kernel does
+    # by default, deterministic mode fills all new memory, which costs time
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     cudnn.deterministic, cudnn.benchmark = deterministic, benchmark
@@ -84,7 +84,7 @@ def apply_settings(plan: Plan) -> None:
 
 @contextmanager
 def settings_restored() -> Iterator[None]:
-    """A block after which torch is as the program had it that called us from Python."""
+    """Context that restores torch's global settings, for Python programs that call us."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
@@ -105,7 +105,7 @@ def settings_restored() -> Iterator[None]:
 
 
 def pick_device(devices: str, local_rank: int = 0) -> str:
-    """The device of a rank among those of its machine: of cuda:1,3, rank 1 has cuda:3.
+    """The device of a rank among those of its machine: with cuda:1,3, rank 1 has cuda:3.
 
     >>> pick_device("cuda:1,3", 1), pick_device("cuda", 2), pick_device("cpu", 2)
     ('cuda:3', 'cuda:2', 'cpu')
@@ -123,9 +123,9 @@ def pick_device(devices: str, local_rank: int = 0) -> str:
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep the memory that a step frees, for the next step.
+    """Make glibc keep the memory that a step frees, for the next step.
 
-    Otherwise it gives activations back to the system after every step and gets them again page by
+    Otherwise it returns activations to the system after every step and gets them again page by
     page, which takes up to a third of the time. Other C libraries are left as they are.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -135,10 +135,10 @@ def _keep_freed_memory() -> None:
 
 
 def avoid_missing_instructions(facts: Path = Path("/proc/cpuinfo")) -> None:
-    """Keep oneDNN from matrix tiles (AMX) on virtual machines; a setting of the user's own stays.
+    """Keep oneDNN from using AMX tiles on virtual machines, unless the user has set its ISA.
 
-    Some of these announce tiles and kill the process at the first one, which only 16-bit products
-    use. Must come before torch's first product: oneDNN looks at its setting once.
+    Some of them report AMX but kill the process when it is used, which only 16-bit matrix products
+    do. Call it before torch's first matrix product: oneDNN reads its setting once.
     """
     try:
         flags = facts.read_text(encoding="utf-8", errors="replace").split("flags", 2)[1].split()

@@ -61,7 +61,7 @@ _IMAGES_SHOWN = 6
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """A session with the run folder it writes to and the person it speaks to."""
+    """A session with the run folder it writes to and the console it prints to."""
 
     prepared: PreparedRun
     session: Session
@@ -72,8 +72,8 @@ class TrainingRun:
     stop: StopRequest
     role: Role
     consensus: Consensus
-    watchdog: Watchdog | None  # where ranks wait for each other
-    profiler: StepProfiler | None  # where --profile asks for a look at a step
+    watchdog: Watchdog | None  # if there are several ranks
+    profiler: StepProfiler | None  # with --profile
     trackers: Trackers
 
 
@@ -85,9 +85,10 @@ def train(
     ranks: Ranks | None = None,
     fit: Fit = fit,
 ) -> Summary | None:
-    """Train a run to its end, from wherever it stands; write its summary and report.
+    """Train a run to its end, from its current step; write its summary and report.
 
-    stream: standard output if None. fit: the engine's loop. Only the rank that writes returns it.
+    stream: standard output if None. fit: the training loop. Only the rank that writes returns the
+    summary, others None.
     """
     place = find_place(prepared.plan, ranks)
     role = role or place.role
@@ -100,7 +101,7 @@ def train(
             _go_to_start(training)
         except UserError:
             stack.close()
-            if prepared.fresh:  # made by this command, which cannot begin it
+            if prepared.fresh:  # this command made the folder, and cannot start the run
                 prepared.run.discard()
             raise
         _announce(training)
@@ -120,7 +121,7 @@ def train(
 
 
 def _agree_on_start(prepared: PreparedRun, place: Place, role: Role) -> PreparedRun:
-    """The run as it stands now, as the rank that writes has found it."""
+    """The run with the starting point that the rank that writes has found."""
     if role.writes:
         prepared = take_over(prepared)
     start = prepared.start
@@ -141,7 +142,7 @@ def open_training(
     role: Role | None = None,
     ranks: Ranks | None = None,
 ) -> TrainingRun:
-    """Open every part; the stack closes them again."""
+    """Open all parts of a training run; the stack closes them."""
     run, plan, config = prepared.run, prepared.plan, prepared.config
     role = role or Role()
     if not role.prints:
@@ -156,17 +157,17 @@ def open_training(
     session = Session(config, plan, start=start, classes=classes, ranks=ranks, folder=run.path)
     stack.enter_context(session)
     records, consensus = Records(run.path), session.place.consensus
-    stack.callback(records.flush)  # a run that diverges has its last steps on disk
+    stack.callback(records.flush)  # so that a diverged run has its last steps on disk
     saver = CheckpointSaver(
         run.checkpoints,
-        # where checkpoints are scored afterwards, all stay until then
+        # checkpoints that are scored after training are kept until then
         keep=sys.maxsize if plan.scores_after else count_kept_checkpoints(config),
         run_facts=gather_run_facts(prepared, session),
         writes=role.writes,
         consensus=consensus,
     )
     probe = Probe(session.model) if config.machine.fp_exceptions else None
-    session.feed  # noqa: B018 - what cannot be read is told before the first line is printed
+    session.feed  # noqa: B018 - opened now, to report unreadable data before the first line
     stack.enter_context(console)
     profiler = build_profiler(session.place, prepared, session.state, tell=console.print)
     if profiler is not None:
@@ -188,11 +189,11 @@ def open_training(
 
 
 def _go_to_start(training: TrainingRun) -> None:
-    """Bring checkpoints and records to the step this process begins at."""
+    """Bring checkpoints and records to the step this process starts at."""
     state, prepared = training.session.state, training.prepared
     if prepared.start is not None and prepared.start.use == "fork":
         state.settle()
-        training.saver.save(state)  # the parent may go; this run must stand on its own
+        training.saver.save(state)  # this run must not depend on its parent, which may be deleted
     else:
         _restore_seen(training)
     if state.step == prepared.plan.total_steps:
@@ -202,7 +203,7 @@ def _go_to_start(training: TrainingRun) -> None:
 
 
 def _restore_seen(training: TrainingRun) -> None:
-    """Know the images that were read before, unless the user says that they may have changed."""
+    """Restore the checksums of images read before, unless the user accepts changed data."""
     state, run, feed = training.session.state, training.prepared.run, training.session.feed
     if not training.prepared.accepts_changed_data:
         feed.recheck_bad(state.bad_images)
@@ -215,7 +216,7 @@ def _restore_seen(training: TrainingRun) -> None:
 
 
 def _announce(training: TrainingRun) -> None:
-    """Say what is about to happen."""
+    """Print what is about to be trained."""
     prepared, plan, console = training.prepared, training.prepared.plan, training.console
     config, start, snapshots = prepared.config, prepared.start, prepared.dataset.snapshots
     layout = training.session.place.layout
@@ -251,9 +252,9 @@ def _announce(training: TrainingRun) -> None:
 
 
 def _run_loop(training: TrainingRun, fit: Fit) -> None:
-    """Train until the end, a signal, or trouble; whatever was handed to the saver is written."""
+    """Train until the end, a signal or an error; wait until the saver has written everything."""
     session, black_box = training.session, training.black_box
-    # where every step is looked at, one that diverged is seen before another is made
+    # with a probe, a step that diverged must be noticed before the next one runs
     capacity = 1 if black_box.probe else session.config.train.device_iterations
     metrics, deps = MetricsBuffer(session.device, capacity), loop_dependencies(training)
     console, prints = training.console, training.role.prints
@@ -265,7 +266,7 @@ def _run_loop(training: TrainingRun, fit: Fit) -> None:
             try:
                 fit(session.state, session.plan, deps=deps, metrics=metrics)
             except BaseException as end:
-                # other ranks know of a stop and a divergence alone: nothing else may ask them
+                # ranks agree only on a stop and a divergence: else no collective call may follow
                 is_agreed = isinstance(end, Stopped | DivergedError)
                 training.saver.wait() if is_agreed else training.saver.join()
                 raise
@@ -275,12 +276,12 @@ def _run_loop(training: TrainingRun, fit: Fit) -> None:
 
 
 def loop_dependencies(training: TrainingRun) -> LoopDependencies:
-    """What the loop calls."""
+    """The functions and objects that the loop calls."""
     session, plan, black_box = training.session, training.session.plan, training.black_box
     feed, beat = session.feed, training.watchdog.beat if training.watchdog else lambda: None
 
     def evaluate(state: TrainState) -> Score | None:
-        # the last score is finished whatever comes: it ends the run
+        # the last evaluation ends the run, so it is not interrupted
         last = state.step == plan.total_steps
         return session.evaluate(shown(), interrupted=lambda: training.stop() and not last)
 
@@ -333,7 +334,7 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
 
 
 def _collect_findings(training: TrainingRun) -> None:
-    """Bring what all ranks have found out about images and time into the state."""
+    """Collect bad images, checksums and throughput of all ranks into the state."""
     session, gather = training.session, training.consensus.gather
     state, feed, valid = session.state, session.feed, session.valid_feed
     for found in gather(feed.bad_images() | valid.bad_images()):
@@ -347,7 +348,7 @@ def _collect_findings(training: TrainingRun) -> None:
 
 
 def _score_checkpoints(training: TrainingRun, deps: LoopDependencies) -> None:
-    """Score every checkpoint, and the average in it, that no process before this one has scored."""
+    """Score every checkpoint, and the live average in it, that has not been scored before."""
     state, run = training.session.state, training.prepared.run
     state.scores |= {row.step: row.top1 for row in read_scores(run.path)}
     averaged = read_averaged_top1(run.path)
@@ -376,7 +377,7 @@ def _score_checkpoints(training: TrainingRun, deps: LoopDependencies) -> None:
 
 
 def _average_last(training: TrainingRun) -> None:
-    """Average the last checkpoints and score that, where the run is to end so."""
+    """Average the last checkpoints and score the result, if the options say so."""
     how = build_averaging(training.session.config)
     if how is None:
         return
@@ -387,7 +388,7 @@ def _average_last(training: TrainingRun) -> None:
 
 
 def _finish(training: TrainingRun, end: RunEnd) -> Summary:
-    """Write what came out."""
+    """Prune the checkpoints and write the summary."""
     state, run = training.session.state, training.prepared.run
     training.records.flush(sync=True)
     if newest_checkpoint(run.checkpoints) is not None:

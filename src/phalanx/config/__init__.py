@@ -1,1 +1,1 @@
-"""What the user asked for: one schema, read strictly from presets, files and flags."""
+"""The options: one schema, read strictly from presets, files and flags."""

@@ -1,4 +1,4 @@
-"""What options of today would change about a run that was started with others."""
+"""The options that differ from those that a run was started with."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,9 +8,9 @@ from phalanx.config.schema import OPTIONS
 
 
 def find_changes(settings: Settings, stored: Mapping[str, Any]) -> dict[str, str]:
-    """By option that a resume must not change, the flag the run was started with instead.
+    """The changed options that a resume must not change, each with the run's original flag.
 
-    The flag is empty where the run was started without one.
+    The flag is empty if the run was started without one.
     """
     now = settings.config.flat()
     changed = [
@@ -18,13 +18,13 @@ def find_changes(settings: Settings, stored: Mapping[str, Any]) -> dict[str, str
         for name in OPTIONS
         if name in stored and now[name] != stored[name] and not OPTIONS[name].resumable
     ]
-    # what a flag brings along, such as the steps that --epochs replaces, goes without saying
+    # leave out indirect changes, such as the steps that --epochs replaces
     changed = [name for name in changed if settings.origins[name] == "flag"] or changed
     return {name: _find_replaced(name, stored, now) for name in changed}
 
 
 def format_flag(name: str, value: Any) -> str:
-    """An option with its value, as it is typed.
+    """An option with its value, as written on the command line.
 
     >>> format_flag("epochs", 2.0), format_flag("validation", False), format_flag("steps", None)
     ('--epochs 2', '--validation false', '--steps null')
@@ -34,7 +34,7 @@ def format_flag(name: str, value: Any) -> str:
 
 
 def _find_replaced(name: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The flag that another one of its kind, or another value, takes the place of."""
+    """The original flag that an option, or an option exclusive with it, replaces."""
     rivals = next((group for group in EXCLUSIVE if name in group), ())
     gone = [r for r in rivals if r != name and stored.get(r) not in (None, now[r])]
     old = gone[0] if gone else name

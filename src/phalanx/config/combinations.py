@@ -1,4 +1,4 @@
-"""Options that are each valid and cannot run together, reported with the way out."""
+"""Options that are valid by themselves but not together, reported with what to do."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from phalanx.units import parse_rate
 
 
 def family_has_option(family: str, name: str) -> bool:
-    """Whether models of a family have an option; a plugin's own network has none of a network."""
+    """Whether models of a family have an option; a plugin's network has few model options."""
     option = OPTIONS[name]
     if family == OwnVariant.family and option.section == "model":
         return name in ("model", "init-weights", "reset-head")
@@ -22,7 +22,7 @@ def family_has_option(family: str, name: str) -> bool:
 
 
 def find_family(model: Any) -> str:
-    """The family of a model, in any spelling; empty where there is no such model."""
+    """The family of a model, in any spelling; empty if there is no such model."""
     try:
         return MODELS[find_model_name(str(model))].family
     except ValueError:
@@ -30,7 +30,7 @@ def find_family(model: Any) -> str:
 
 
 def find_conflicts(config: Config, merged: Mapping[str, OptionValue]) -> list[str]:
-    """Everything that cannot run together, each with where it was given."""
+    """All combinations that are not possible, each with where it was given."""
     model = config.model.model
     family = find_family(model)
     places = {name: given.where for name, given in merged.items()}
@@ -46,7 +46,7 @@ def find_conflicts(config: Config, merged: Mapping[str, OptionValue]) -> list[st
 
 
 def _check_data(config: Config) -> Iterator[str]:
-    """Where data and weights come from, and how images travel."""
+    """Problems with the sources of data and weights, and the transfer of images."""
     data = config.data
     dataset = DATASETS[data.data]
     if config.model.reset_head and config.model.init_weights is None:
@@ -84,7 +84,7 @@ def _check_data(config: Config) -> Iterator[str]:
 
 
 def _check_cutmix(config: Config) -> Iterator[str]:
-    """Cutmix in two ways at once, or with its ends exchanged."""
+    """Problems with cutmix: two methods at once, or swapped limits."""
     low, high = config.augment.cutmix_lambda_low, config.augment.cutmix_lambda_high
     if low > 0 and high == 0:
         yield (
@@ -100,10 +100,10 @@ def _check_cutmix(config: Config) -> Iterator[str]:
 
 
 def _check_mixing(config: Config) -> Iterator[str]:
-    """Micro-batches in which an image would be its own partner."""
+    """Problems with micro-batches in which an image would be mixed with itself."""
     augment, images = config.augment, config.data.batch_size
     mixup, cutmix = augment.mixup_alpha > 0, augment.has_cutmix
-    distance = mixup + 2 * cutmix  # of the farthest image that gets into one (engine/mixing.py)
+    distance = mixup + 2 * cutmix  # to the farthest image that is mixed in (engine/mixing.py)
     if mixup and augment.cutmix_lambda < 1:  # in TensorFlow 1, that one may be the image itself
         distance = 2
     least = distance * config.data.repeated_augmentation + 1
@@ -117,7 +117,7 @@ def _check_mixing(config: Config) -> Iterator[str]:
 
 
 def check_gpu_decode(config: Config) -> Iterator[str]:
-    """What cannot be done where images are decoded on the GPU."""
+    """Problems with options that are not possible if the GPU decodes images."""
     if not config.data.gpu_decode:
         return
     for name in ("color-jitter", "auto-augment", "random-erasing"):
@@ -133,7 +133,7 @@ def check_gpu_decode(config: Config) -> Iterator[str]:
 
 
 def _check_training(config: Config) -> Iterator[str]:
-    """Runs in which nothing is left to do, or whose first update is no number."""
+    """Problems with runs that would do nothing, or whose first update would not be finite."""
     train, optim = config.train, config.optim
     after = train.validation and train.validation_mode == "after"
     if after and parse_rate(config.run.ckpts_per_epoch) == 0:

@@ -1,4 +1,4 @@
-"""How an option is declared, and the kinds of text some of them take."""
+"""How an option is declared, and the types of options that are text."""
 
 import math
 import re
@@ -28,7 +28,7 @@ _DEVICES = re.compile(r"^(auto|cpu|mps|cuda(:\d+(,\d+)*)?)$")
 
 
 def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
-    """A check that the text can be parsed; the text itself stays the value."""
+    """A validator that checks that the text can be parsed, and keeps the text as the value."""
 
     def check(text: str) -> str:
         try:
@@ -41,7 +41,7 @@ def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
 
 
 def match_case(word: str, known: Iterable[str]) -> str:
-    """The known name that is the word but for its case; the word itself where there is none.
+    """The known name that equals the word except for its case; else the word itself.
 
     >>> match_case("RMSProp", ["sgd", "rmsprop"]), match_case("b", ["A"])
     ('rmsprop', 'b')
@@ -52,7 +52,7 @@ def match_case(word: str, known: Iterable[str]) -> str:
 
 
 def check_dataset_name(name: str) -> str:
-    """The name, if there is such a dataset."""
+    """The dataset's name, in its own case; ValueError if there is no such dataset."""
     name = match_case(name, DATASETS)
     if name not in DATASETS:
         other = describe_other_value("data", name)
@@ -62,7 +62,7 @@ def check_dataset_name(name: str) -> str:
 
 
 def find_model_name(name: str) -> str:
-    """The model's name of today; older spellings and any case are accepted."""
+    """The model's current name; older spellings and any case are accepted."""
     name = match_case(name, (*MODELS, *OLD_NAMES))
     name = OLD_NAMES.get(name, name)
     if name not in MODELS:
@@ -74,7 +74,7 @@ def find_model_name(name: str) -> str:
 
 
 def _check_device(text: str) -> str:
-    """The text, if it names devices."""
+    """The text in lower case; ValueError if it does not name devices."""
     text = text.lower()
     if not _DEVICES.match(text):
         other = describe_other_value("device", text)
@@ -84,7 +84,7 @@ def _check_device(text: str) -> str:
 
 
 def _check_path(text: str) -> str:
-    """The text, if it can be a path."""
+    """The text; ValueError if it cannot be a path."""
     if not text:
         raise ValueError("is empty; name a file or folder, or leave the option out")
     if "\0" in text:
@@ -93,7 +93,7 @@ def _check_path(text: str) -> str:
 
 
 def _check_image_share(value: bool | float) -> bool | float:
-    """True for all, False for none, else the share, if it is of whole percents."""
+    """True for all, False for none, else the share; ValueError unless whole percents."""
     if not math.isclose(100 * value, round(100 * value), abs_tol=1e-9):
         raise ValueError(f"expected true, false or whole percents such as 0.4, got {value}")
     return bool(value) if value in (0, 1) else round(value, 2)
@@ -127,17 +127,17 @@ def option(
 ) -> Any:
     """Declare an option.
 
-    resumable: a resume may change it, because it does not touch the maths. aliases: older
-    spellings that are accepted. auto: what is used when the value is not given.
+    resumable: a resume may change it, because it does not affect the maths. aliases: older
+    spellings that are accepted. auto: what is used if no value is given.
     """
     more: Any = {"resumable": resumable, "aliases": aliases, "auto": auto, "low": low, "high": high}
     return Field(default, description=help, ge=low, le=high, json_schema_extra=more)
 
 
 class Section(BaseModel):
-    """A group of options; frozen, and closed to names it does not know."""
+    """A group of options; frozen, unknown names are errors."""
 
-    family: ClassVar[str] = ""  # of models: the only one that has these options
+    family: ClassVar[str] = ""  # the only model family that has these options
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",

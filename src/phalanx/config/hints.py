@@ -1,4 +1,4 @@
-"""The way out of an option that does not exist: another trainer's word, or a slip."""
+"""Hints for an option that does not exist: another trainer's name, or a typing error."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -14,9 +14,9 @@ _DEVICE_COUNT = re.compile(r"--(num-ipus|replication-factor|batch-size)[= ](\d{1
 
 
 def suggest_option(word: str, known: Collection[str], given: Collection[str] = ()) -> str:
-    """The way out of an option that is none of the known ones, with or without its dashes.
+    """A hint for an unknown option, with or without its dashes.
 
-    given: the options beside it, which are no way out.
+    given: the other options of the command, which are not suggested.
 
     >>> suggest_option("--optimiser", ["--optimizer"]), suggest_option("epohcs", ["epochs"])
     ('it is --optimizer here', "did you mean 'epochs'?")
@@ -24,13 +24,13 @@ def suggest_option(word: str, known: Collection[str], given: Collection[str] = (
     plain, name = _to_flag_name(word), _find_name(word)
     ours = {flag.lstrip("-"): flag for flag in known}
     beside = {_find_name(other) for other in given if other != word}
-    if name in ours:  # written in another way, such as --batch_size
+    if name in ours:  # spelt in another way, such as --batch_size
         return _refer_to(name, beside, f"did you mean {ours[name]!r}?")
     answer = OTHER_NAMES.get(plain, "")
     if answer and _can_follow(answer, ours):
         flag = _FLAG.match(answer)
         return _refer_to(flag[1], beside, say_here(answer)) if flag else answer
-    if answer:  # nothing here does what it means, least of all what is spelt alike
+    if answer:  # no option here does the same, least of all one of a similar spelling
         return suggest("", known)
     positive = OPTIONS.get(plain.removeprefix("no-"))
     if positive and positive.name in ours and positive.type is bool:
@@ -40,9 +40,9 @@ def suggest_option(word: str, known: Collection[str], given: Collection[str] = (
 
 
 def explain_device_counts(words: Sequence[str]) -> list[str]:
-    """What --num-ipus and --replication-factor of the PopART program come to, or how they do not.
+    """Our options for --num-ipus and --replication-factor of PopART, or why they are invalid.
 
-    Its rules are told in its words. There, --batch-size counts the images of all replicas.
+    Its rules are explained in its terms. There, --batch-size counts the images of all replicas.
 
     >>> explain_device_counts("--num-ipus 8 --replication-factor=4 --batch-size 32".split())
     ['--num-ipus 8 --replication-factor 4: write --replicas 4 --shards 2 --batch-size 8']
@@ -71,7 +71,7 @@ def explain_device_counts(words: Sequence[str]) -> list[str]:
 
 
 def _say_multiples(number: int, of: int) -> str:
-    """A number and the multiples of it that are nearest to another.
+    """A number and its multiples nearest to another number.
 
     >>> _say_multiples(6, 4), _say_multiples(3, 4)
     ('4; use 4 or 8', '4; use 4')
@@ -81,7 +81,7 @@ def _say_multiples(number: int, of: int) -> str:
 
 
 def _to_flag_name(word: str) -> str:
-    """A word as flags are written.
+    """A word in the spelling of flags.
 
     >>> _to_flag_name("--maxEpochs"), _to_flag_name("max_epochs"), _to_flag_name("BN-decay")
     ('max-epochs', 'max-epochs', 'bn-decay')
@@ -91,18 +91,18 @@ def _to_flag_name(word: str) -> str:
 
 
 def _find_name(word: str) -> str:
-    """The option that a word stands for, or the word as flags are written."""
+    """The option that a word stands for, or the word in the spelling of flags."""
     plain = _to_flag_name(word)
     return SPELLINGS.get(plain, plain)
 
 
 def _can_follow(answer: str, ours: Collection[str]) -> bool:
-    """Whether a command that has these options can do what an answer says."""
+    """Whether a command has the options that an answer names."""
     named = [flag for flag in _FLAG.findall(answer) if flag in OPTIONS]
-    # an answer that names none is about training, and whatever trains has --seed
+    # an answer that names none is about training, and all commands that train have --seed
     return all(flag in ours for flag in named or ["seed"])
 
 
 def _refer_to(name: str, beside: Collection[str], hint: str) -> str:
-    """The hint, unless the option it names was given beside the unknown one."""
+    """The hint, unless the option it names was also given."""
     return f"--{name} is given as well; leave this one out" if name in beside else hint

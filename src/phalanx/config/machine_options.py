@@ -1,4 +1,4 @@
-"""Options of the machine: where a run computes, in how many bits, and with which kernels."""
+"""Options of the machine: devices, precision and kernels."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Options for a model that is cut into stages."""
+"""Options for a model that is split into stages."""
 
 from typing import Literal
 

@@ -1,6 +1,6 @@
-"""Named configs: in ./presets, among the entries of ./configs.yml, then those of Phalanx.
+"""Presets: in ./presets, among the entries of ./configs.yml, then those of Phalanx.
 
-Last come the configurations of the applications before Phalanx, under the names they had there.
+Last are the configurations of the older applications, under their original names.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,17 +19,17 @@ APPLICATIONS = {"pl": "PyTorch Lightning", "tf1": "TensorFlow 1", "tf2": "Tensor
 
 @dataclass(frozen=True)
 class Preset:
-    """Where a preset is written down."""
+    """The name and the file of a preset."""
 
     name: str
     path: Path
     entry_name: str | None  # in configs.yml
     origin: str
-    application: str = ""  # whose configuration it is, where it has its old name
+    application: str = ""  # the older application that it comes from, if any
 
     @property
     def full_name(self) -> str:
-        """The name that no other preset has: that of an application's begins with whose it is."""
+        """The unique name: for an older application's preset, APPLICATION/NAME."""
         return f"{self.application}/{self.name}" if self.application else self.name
 
 
@@ -39,7 +39,7 @@ def builtin_preset_folder() -> Path:
 
 
 def iterate_presets() -> Iterator[Preset]:
-    """All presets that can be named here, the ones that win first."""
+    """All presets that can be named here, in order of precedence."""
     for path in sorted(LOCAL_FOLDER.glob("*.yaml")):
         yield Preset(path.stem, path, None, f"preset {path}")
     if _LOCAL_ENTRIES.is_file():
@@ -50,14 +50,14 @@ def iterate_presets() -> Iterator[Preset]:
 
 
 def iterate_old_presets(application: str | None = None) -> Iterator[Preset]:
-    """The configurations of the applications before Phalanx, or of one of them."""
+    """The configurations of the older applications, or of one of them."""
     for folder in APPLICATIONS if application is None else (application,):
         for path in sorted((builtin_preset_folder() / folder).glob("*.yaml")):
             yield Preset(path.stem, path, None, f"preset {path.stem}", folder)
 
 
 def find_preset(name: str) -> Preset:
-    """The preset or file of that name; one with .yaml or a slash is a file, but for tf1/NAME."""
+    """The preset or file of a name; with .yaml or a slash it is a file, except for tf1/NAME."""
     application, slash, old_name = name.rpartition("/")
     if slash or name.endswith((".yaml", ".yml")):
         path = Path(name)
@@ -74,9 +74,9 @@ def find_preset(name: str) -> Preset:
 def find_old_preset(
     name: str, application: str | None = None, *, others: Iterable[str] = ()
 ) -> Preset:
-    """The configuration that an application, or only one of all, has under that name.
+    """The configuration of that name, of an older application or the only one of them all.
 
-    others: names that might have been meant as well.
+    others: more names to suggest.
     """
     presets = list(iterate_old_presets(application))
     found = [preset for preset in presets if preset.name == name]
@@ -106,22 +106,22 @@ def shorten_name(preset: Preset) -> str:
     """The shortest name by which `find_preset` finds this one among ours."""
     try:
         return preset.name if find_old_preset(preset.name) == preset else preset.full_name
-    except ConfigError:  # another has the name as well
+    except ConfigError:  # another one has the same name
         return preset.full_name
 
 
 def is_preset(name: str) -> bool:
-    """Whether a preset is called that."""
+    """Whether there is a preset of that name."""
     try:
         if any(preset.name == name for preset in iterate_presets()):
             return True
-    except ConfigError:  # of a file that cannot be read, which is told when one is looked for
+    except ConfigError:  # an unreadable file, which is reported when a preset is read
         return False
     return any(name in (preset.name, preset.full_name) for preset in iterate_old_presets())
 
 
 def read_preset_text(preset: Preset) -> str:
-    """A preset as it is written; of an entry, its own options, merges resolved."""
+    """The text of a preset; for an entry, its own options with merges resolved."""
     if preset.entry_name is None:
         return read_text(preset.path)
     return dump_entries(read_entries(preset.path, preset.entry_name))
@@ -134,6 +134,6 @@ def read_preset_summary(preset: Preset) -> str:
     try:
         text = read_text(preset.path)
     except ConfigError as error:
-        return str(error).partition(": ")[2]  # the others are listed all the same
+        return str(error).partition(": ")[2]  # the others must still be listed
     first = text.partition("\n")[0]
     return first.lstrip("# ").strip() if first.startswith("#") else ""

@@ -1,6 +1,6 @@
-"""Merging: default < preset (and what it extends) < file < flag, validated once.
+"""Merges options: default < preset (and what it extends) < file < flag, validated once.
 
-Whatever can be known to be wrong is found here, before torch is imported.
+All errors that can be detected without torch are reported here.
 """
 
 import os
@@ -32,27 +32,27 @@ EXCLUSIVE = (  # the higher layer's option wins; two in one layer are an error
     ("gradient-accumulation", "global-batch-size"),
 )
 _DEFAULT_EPOCHS = 10.0
-_STORED = "run"  # the origin of what an existing run has
-_FLAG = "flag"  # the origin of what was given on the command line, or as a keyword
-MODEL_DEFAULTS = ("shortcut-type", "drop-path", "dropout-rate")  # every model has its own
+_STORED = "run"  # the origin of options stored in an existing run
+_FLAG = "flag"  # the origin of options given on the command line, or as a keyword
+MODEL_DEFAULTS = ("shortcut-type", "drop-path", "dropout-rate")  # their default is the model's
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A config with its history: who set each option, and the preset it began with."""
+    """A config with the origin of each option, and the preset it is based on."""
 
     config: Config
     origins: dict[str, str]
-    name: str  # of the preset; run folders are called after it
-    places: dict[str, str] = field(default_factory=dict)  # "mine.yaml:3: lr" of what was given
-    required: str | None = None  # the option that the preset is nothing without
-    made_for: Duration | None = None  # the length of the preset, or of the run a fork is from
-    notes: tuple[str, ...] = ()  # what was understood otherwise than it was written
-    numbered_replicas: int = 1  # as given last in a number; what auto takes the place of
+    name: str  # of the preset; run folders are named after it
+    places: dict[str, str] = field(default_factory=dict)  # where it was given: "my.yaml:3: lr"
+    required: str | None = None  # the option without which the preset cannot be used
+    made_for: Duration | None = None  # the length of the preset, or of a fork's parent
+    notes: tuple[str, ...] = ()  # about options that were interpreted in an unexpected way
+    numbered_replicas: int = 1  # the last number of replicas given, which auto replaces
 
     @property
     def missing(self) -> str:
-        """What the preset needs and nobody gave, with the way out; empty where all is there."""
+        """A message if an option that the preset requires is missing; else empty."""
         if self.required is None or self.config.flat()[self.required] is not None:
             return ""
         if self.required == "init-weights":
@@ -64,7 +64,7 @@ class Settings:
 
     @property
     def typed(self) -> frozenset[str]:
-        """The options that the user gave, by a flag or in a file of their own."""
+        """The options that the user gave, by a flag or in their own file."""
         return frozenset(
             name for name, origin in self.origins.items() if origin.startswith((_FLAG, "file "))
         )
@@ -81,11 +81,11 @@ def read_settings(
 ) -> Settings:
     """The complete config for a preset or file and the flags given with it.
 
-    `problems` were found before, on the command line; all are reported together.
+    problems: those already found on the command line; all are reported together.
     """
     found = list(problems)
     layer = read_flags(flags or {}, found)
-    _load_named_plugins([layer])  # one may add the dataset whose preset is looked for
+    _load_named_plugins([layer])  # a plugin may add the dataset whose preset is needed
     try:
         chosen = find_preset(preset or _choose_default_preset(layer))
         preset_layers, required = _read_preset(chosen, found)
@@ -101,12 +101,12 @@ def read_settings(
 
 
 def run_name(preset: str) -> str:
-    """What runs of a preset or file are called."""
+    """The name for runs of a preset or file."""
     return preset.rsplit("/", 1)[-1].removesuffix(".yaml").removesuffix(".yml")
 
 
 def read_flags(flags: Mapping[str, str], problems: list[str]) -> _Layer:
-    """Flags by option name, as values of the option's type."""
+    """The values of flags, by option name; problems are appended."""
     layer: _Layer = {}
     for spelling, text in flags.items():
         where = f"--{spelling}"
@@ -122,7 +122,7 @@ def read_flags(flags: Mapping[str, str], problems: list[str]) -> _Layer:
 
 
 def _choose_default_preset(flags: _Layer) -> str:
-    """The preset of the named dataset, or the demo; where there is one, of the model's family."""
+    """The preset of the dataset, for the model's family if there is one; else the demo."""
     try:
         name = check_dataset_name(flags["data"].value) if "data" in flags else "embedded"
     except ValueError as error:
@@ -133,20 +133,20 @@ def _choose_default_preset(flags: _Layer) -> str:
 
 
 def _known_model(layer: _Layer) -> str:
-    """The model's name of today; empty where none is given, or none that exists."""
+    """The model's current name; empty if none is given, or it does not exist."""
     try:
         return find_model_name(str(_value(layer, "model") or ""))
     except ValueError:
-        return ""  # refused together with all else
+        return ""  # reported later, together with all other problems
 
 
 def _value(layer: _Layer, name: str) -> Any:
-    """The value of an option, None where it is not given."""
+    """The value of an option; None if it is not given."""
     return layer[name].value if name in layer else None
 
 
 def _read_preset(preset: Preset, problems: list[str]) -> tuple[list[_Layer], str | None]:
-    """The preset's options above those of the presets it extends, and the one it requires."""
+    """The layers of a preset and of those it extends, and the option that it requires."""
     layers: list[_Layer] = []
     seen: list[str] = []
     required = None
@@ -166,13 +166,13 @@ def _read_preset(preset: Preset, problems: list[str]) -> tuple[list[_Layer], str
 
 
 def find_length(options: Mapping[str, Any]) -> Duration | None:
-    """How long a run is, where the options say so."""
+    """The length of a run; None if the options do not give a valid one."""
     for name, unit in (("steps", "st"), ("epochs", "ep")):
         if options.get(name) is not None:
             try:
                 return parse_duration(f"{options[name]}{unit}")
             except ConfigError:
-                return None  # refused together with all else
+                return None  # reported later, together with all other problems
     return None
 
 
@@ -186,7 +186,7 @@ def read_stored_settings(
         for key, value in fill_older_options(stored).items()
         if key in OPTIONS
     }
-    for rivals in EXCLUSIVE:  # a run stores all values: the default of one is no rival of another
+    for rivals in EXCLUSIVE:  # a run stores all values: a default must not exclude another option
         given = [option for option in rivals if _value(base, option)]
         for option in given if len(given) > 1 else ():
             if base[option].value == OPTIONS[option].default:
@@ -195,14 +195,14 @@ def read_stored_settings(
 
 
 def fill_older_options(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a run that was written before they existed, as they were understood then."""
+    """The options of an older run, with those it lacks set to the behaviour of its time."""
     filled = dict(stored)
-    if "shortcut-type" not in stored:  # of the same age: an image's size was the dataset's
+    if "shortcut-type" not in stored:  # at that time, the image size was the dataset's
         filled["shortcut-type"] = "B"
         data = DATASETS.get(stored.get("data", "embedded"))
         if stored.get("image-size") is None and data is not None:
             filled["image-size"] = data.image_size
-    filled.setdefault("max-pixels", 178_000_000)  # as Pillow has it
+    filled.setdefault("max-pixels", 178_000_000)  # Pillow's limit
     filled.setdefault("listing-rule", 1)
     filled.setdefault("exif-orientation", False)
     filled.setdefault("kernels", "torch")
@@ -211,7 +211,7 @@ def fill_older_options(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load_named_plugins(layers: list[_Layer]) -> None:
-    """Import the plugins that the topmost layer to name any asks for; only flags are obeyed."""
+    """Import the plugins of the topmost layer that names any; ConfigError unless it is a flag."""
     named = [layer["plugin"] for layer in layers if "plugin" in layer]
     if not named or not isinstance(named[-1].value, str):
         return
@@ -222,7 +222,7 @@ def _load_named_plugins(layers: list[_Layer]) -> None:
 
 
 def merge_layers(layers: list[_Layer], problems: list[str], *, name: str) -> Settings:
-    """Lay the layers over the defaults and validate the result once."""
+    """The settings from the layers, later ones on top, validated once; reports all problems."""
     _load_named_plugins(layers)
     merged: _Layer = {}
     for layer in layers:
@@ -247,7 +247,7 @@ def merge_layers(layers: list[_Layer], problems: list[str], *, name: str) -> Set
 
 
 def _drop_exclusive(merged: _Layer, layer: _Layer, problems: list[str]) -> None:
-    """Forget options of lower layers that exclude one of this layer."""
+    """Drop options of lower layers that exclude one of this layer."""
     for rivals in EXCLUSIVE:
         given = [option for option in rivals if _value(layer, option)]
         if len(given) > 1:
@@ -260,7 +260,7 @@ def _drop_exclusive(merged: _Layer, layer: _Layer, problems: list[str]) -> None:
 
 
 def _drop_options_of_other_model(model: Any, merged: _Layer) -> None:
-    """Forget what lower layers say for the model they had, where this one has no use for it."""
+    """Drop options of lower layers that were meant for another model or do not fit this one."""
     if _value(merged, "model") not in (None, model):
         for name in MODEL_DEFAULTS:
             merged.pop(name, None)
@@ -269,7 +269,7 @@ def _drop_options_of_other_model(model: Any, merged: _Layer) -> None:
 
 
 def _choose_small_network(merged: _Layer) -> tuple[str, ...]:
-    """Of two networks with one name, take the one for small images where the data has such."""
+    """If a name stands for two networks, choose the one for small images if the data has such."""
     dataset, model = DATASETS.get(str(_value(merged, "data"))), merged.get("model")
     if dataset is None or dataset.any_size or model is None or model.origin == _STORED:
         return ()
@@ -282,14 +282,14 @@ def _choose_small_network(merged: _Layer) -> tuple[str, ...]:
 
 
 def _fill_dependent_options(merged: _Layer) -> None:
-    """Fill in what depends on other options, on the environment, or on the current folder."""
+    """Fill in options that depend on others, the environment or the current folder."""
     if not _value(merged, "epochs") and not _value(merged, "steps"):
         merged["epochs"] = OptionValue(_DEFAULT_EPOCHS, "--epochs", "default")
     dataset = DATASETS.get(_value(merged, "data") or "embedded")
     folder = os.environ.get("DATA_DIR")
     if dataset and dataset.needs_folder and _value(merged, "data-dir") is None and folder:
         merged["data-dir"] = OptionValue(folder, "DATA_DIR", "environment DATA_DIR")
-    for name in ("init-weights", "labels"):  # found again from any folder
+    for name in ("init-weights", "labels"):  # absolute, so that a resume finds them
         path = _value(merged, name)
         if isinstance(path, str) and path:
             whole = str(Path(path).expanduser().absolute())
@@ -297,7 +297,7 @@ def _fill_dependent_options(merged: _Layer) -> None:
 
 
 def _validate(merged: _Layer, problems: list[str]) -> Config | None:
-    """The frozen Config, or None with what is wrong appended to the problems."""
+    """The frozen Config; None if it is invalid, with the reasons appended to `problems`."""
     nested: dict[str, dict[str, Any]] = {}
     for name, given in merged.items():
         nested.setdefault(OPTIONS[name].section, {})[name] = given.value
@@ -308,13 +308,13 @@ def _validate(merged: _Layer, problems: list[str]) -> Config | None:
         for detail in error.errors():
             name = str(detail["loc"][1])
             lines.append(f"{merged[name].where}: {_describe_error(OPTIONS[name], detail)}")
-        # a value that is of neither of two types is told once
+        # a value that is of neither of two types is reported once
         problems.extend(dict.fromkeys(lines))
         return None
 
 
 def _describe_error(option: Option, detail: ErrorDetails) -> str:
-    """One validation error in words, with the way out."""
+    """One validation error in words, with what to do."""
     value, context = detail["input"], detail.get("ctx", {})
     match detail["type"]:
         case "greater_than_equal":
@@ -330,7 +330,7 @@ def _describe_error(option: Option, detail: ErrorDetails) -> str:
 
 
 def dump_config(config: Config) -> str:
-    """The config as YAML that reads back to the same values, a comment a section."""
+    """The config as YAML that reads back to the same values, with a comment per section."""
     lines = ["# every option of this run; read back by --resume and --fork"]
     section = ""
     for name, value in config.flat().items():

@@ -1,4 +1,4 @@
-"""Every option of Phalanx in one table: its default, its limits and its line of help.
+"""All options of Phalanx: default, limits and help.
 
 A flag, a YAML key and an attribute are the same word: `--batch-size`, `batch-size:`,
 `config.data.batch_size`. Sections only group options in code, help and docs.
@@ -26,7 +26,7 @@ _TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", 
 
 
 class Config(Section):
-    """All options, complete and frozen. Derived numbers live in the Plan, never here."""
+    """All options, complete and frozen. Derived numbers are in the Plan, never here."""
 
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
@@ -43,7 +43,7 @@ class Config(Section):
     trackers: TrackerConfig = TrackerConfig()
 
     def flat(self) -> dict[str, Any]:
-        """Every option's value under its flag's name."""
+        """The value of every option, by name of its flag."""
         return {
             name: value
             for section in self.model_dump(by_alias=True).values()
@@ -53,13 +53,13 @@ class Config(Section):
 
 @dataclass(frozen=True)
 class Option:
-    """What help, docs and the reader need to know of one option."""
+    """What help, docs and the parser need to know about one option."""
 
     name: str  # as in --name
     section: str
     heading: str
     type: type  # int, float, bool or str
-    takes_share: bool  # of true or false: a part of all, between the two, is a value, too
+    takes_share: bool  # whether a boolean may also be a share between 0 and 1
     optional: bool  # may be left unset, which flags and YAML write as null
     choices: tuple[str, ...]
     default: Any
@@ -74,7 +74,7 @@ class Option:
 
     @property
     def wants(self) -> str:
-        """What its values are, in words; auto is only named where nothing else is the default."""
+        """The expected values, in words; auto is mentioned only if it is not the default."""
         auto = " or auto" * (self.optional and self.default is not None)
         share = ", or a share such as 0.4" * self.takes_share
         return f"{_TYPE_NAMES[self.type]}{share}{auto}"

@@ -1,4 +1,4 @@
-"""From text to values: what a flag says, and what stands in a YAML file, with its line."""
+"""Parses option values, from the text of flags and from YAML files with line numbers."""
 
 import re
 import stat
@@ -19,17 +19,17 @@ from phalanx.units import format_bytes
 _TRUE_WORDS = ("true", "t", "1", "yes", "y", "on")
 FALSE_WORDS = ("false", "f", "0", "no", "n", "off")
 
-_MAX_BYTES = 2**20  # of a YAML file; those of runs have three thousand
-_MAX_MERGED_KEYS = 10_000  # of a mapping, with all that << brings into it
-_NAMES_OF = {"extends": "preset", "requires": "option"}  # keys that are no options: what they name
+_MAX_BYTES = 2**20  # of a YAML file; those of runs have about 3,000
+_MAX_MERGED_KEYS = 10_000  # of a mapping, including what << merges into it
+_NAMES_OF = {"extends": "preset", "requires": "option"}  # keys that are not options: what they name
 _SPACE_BEFORE_UNIT = re.compile(r"(?<=\d)\s+(?=(?:ep|st|%)(?:\s|$))")
 
-LIST_OPTIONS = (  # whose text is a list, with commas or spaces
+LIST_OPTIONS = (  # whose text is a list, separated by commas or spaces
     "adam-betas", "crop-ratio", "crop-scale", "lr-decay", "lr-drop-after", "lr-epoch-decay",
     "pipeline-splits", "plugin", "progressive-resolution", "recompute-checkpoints",
     "sharding-exclude-filter", "sharding-include-filter",
 )  # fmt: skip
-_AUTO = ("auto",)  # of numbers: left to be found out, as null
+_AUTO = ("auto",)  # for numbers: the same as null
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class OptionValue:
 
 
 def to_flags(options: Mapping[str, Any]) -> dict[str, str]:
-    """Keywords of Python as the flags they stand for."""
+    """Python keywords as the flags that they stand for."""
     for name, value in options.items():
         if isinstance(value, bytes | bytearray):
             raise ConfigError(f"{name}: expected text, not bytes; decode it first")
@@ -50,7 +50,7 @@ def to_flags(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def parse_option_text(name: str, text: str) -> Any:
-    """What a flag's text means for that option; ValueError says what it wants."""
+    """The value of a flag's text for an option; ValueError says what is expected."""
     option = OPTIONS[name]
     if option.optional and text.lower() in ("null", "none", *_AUTO * (option.type is not str)):
         return None
@@ -71,7 +71,7 @@ def parse_option_text(name: str, text: str) -> Any:
 def _normalise_text(option: Option, text: str) -> str:
     """Text in the spelling that is stored: choices in their own case, lists with commas.
 
-    A list that has commas is left as it is, because runs hold such ones.
+    A list that has commas is not changed, because existing runs contain such lists.
     """
     if option.choices:
         return match_case(text, option.choices)
@@ -82,7 +82,7 @@ def _normalise_text(option: Option, text: str) -> str:
 
 
 class YamlLoader(yaml.SafeLoader):
-    """PyYAML that reads 5e-5 as a number, as everybody else does."""
+    """PyYAML's loader, but 5e-5 is a number, as in other YAML libraries."""
 
 
 YamlLoader.add_implicit_resolver(
@@ -131,7 +131,7 @@ def read_entries(path: Path, entry_name: str | None = None) -> list[YamlEntry]:
 
 @contextmanager
 def convert_yaml_errors(path: Path) -> Iterator[None]:
-    """A block in which what is wrong with YAML is told as the mistake of a file."""
+    """Context that turns YAML errors into a ConfigError with file and line."""
     try:
         yield
     except RecursionError:
@@ -144,14 +144,14 @@ def convert_yaml_errors(path: Path) -> Iterator[None]:
 
 
 def dump_entries(entries: list[YamlEntry]) -> str:
-    """Entries as the YAML file they could stand in."""
+    """Entries as the text of a YAML file."""
     pairs = [(yaml.ScalarNode("tag:yaml.org,2002:str", e.key), e.node) for e in entries]
     node = yaml.MappingNode("tag:yaml.org,2002:map", pairs, flow_style=False)
     return yaml.serialize(node, Dumper=yaml.SafeDumper)
 
 
 def read_mapping(loader: YamlLoader, node: yaml.Node | None, path: Path) -> list[YamlEntry]:
-    """A mapping's keys, merges (<<) resolved; a key given twice is refused."""
+    """A mapping's entries with merges (<<) resolved; ConfigError for a key given twice."""
     if node is None:
         return []
     if not isinstance(node, yaml.MappingNode):
@@ -174,13 +174,13 @@ def read_mapping(loader: YamlLoader, node: yaml.Node | None, path: Path) -> list
 
 
 def _refuse_other_than_options(path: Path) -> None:
-    """Raise ConfigError for what is too large to be a file of options, or no file at all."""
+    """Raise ConfigError if a file of options is too large or not a regular file."""
     try:
         status = path.stat()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     size = status.st_size
-    if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, a device read for ever
+    if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device might never end
         raise ConfigError(f"{path}: is not a regular file; options belong in a YAML file")
     if size > _MAX_BYTES:
         raise ConfigError(
@@ -190,7 +190,7 @@ def _refuse_other_than_options(path: Path) -> None:
 
 
 def _count_merged_keys(node: yaml.Node, known: dict[int, int]) -> int:
-    """The keys of a mapping after all merges, without making them; few lines can mean billions.
+    """The number of keys after all merges, without merging: a few lines can mean billions.
 
     known: the counts so far, by node; those being counted are 0, as they may merge themselves.
     """
@@ -212,12 +212,12 @@ def _no_option(node: yaml.Node, path: Path) -> ConfigError:
 
 
 def parse_option_node(name: str, node: yaml.Node) -> Any:
-    """A YAML value for that option; text options take 16.32 and 1/2 as they are written."""
+    """The value of a YAML node for an option; text options keep 16.32 and 1/2 as written."""
     option = OPTIONS[name]
     if isinstance(node, yaml.SequenceNode) and name in LIST_OPTIONS:
         if not all(isinstance(item, yaml.ScalarNode) for item in node.value):
             raise ValueError("expected a list of single values; write a,b or [a, b]")
-        return ",".join(item.value for item in node.value)  # as a flag spells it
+        return ",".join(item.value for item in node.value)  # as on the command line
     if not isinstance(node, yaml.ScalarNode):
         raise ValueError("expected a single value, got a list or a mapping")
     if node.tag == "tag:yaml.org,2002:null" and option.optional:
@@ -236,19 +236,19 @@ def parse_option_node(name: str, node: yaml.Node) -> Any:
 
 
 class _OptionFile(NamedTuple):
-    """What a YAML file of options says."""
+    """The contents of a YAML file of options."""
 
     values: dict[str, OptionValue]
     problems: list[str]
     extends: str | None  # the preset it extends
-    requires: str | None  # the option that has no sensible default for it
+    requires: str | None  # an option that must be given
 
 
 def read_option_file(path: Path, *, origin: str, entry_name: str | None = None) -> _OptionFile:
-    """A YAML file's options, the problems found, and what else it says."""
+    """The options in a YAML file, the problems found, and the presets or options it names."""
     values: dict[str, OptionValue] = {}
     problems: list[str] = []
-    names: dict[str, str] = {}  # under the keys that are no options
+    names: dict[str, str] = {}  # by the keys that are not options
     entries = read_entries(path, entry_name)
     keys = [entry.key for entry in entries]
     for entry in entries:

@@ -1,4 +1,4 @@
-"""Options of trackers: programs that show the numbers of many runs side by side."""
+"""Options of trackers: programs that compare the metrics of many runs."""
 
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -9,7 +9,7 @@ from phalanx.config.fields import Section, option
 
 
 def _check_uri(text: str) -> str:
-    """The text, if it can be stored: config.yaml is no place for a password."""
+    """The text; ValueError if it contains a password, which must not be stored in config.yaml."""
     try:
         has_password = urlsplit(text).password is not None
     except ValueError:

@@ -1,1 +1,1 @@
-"""Images from files to batches of bytes; only device.py imports torch, which workers never do."""
+"""Images from files to batches; only three files of loading import torch, and workers never do."""

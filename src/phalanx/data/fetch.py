@@ -1,4 +1,4 @@
-"""Published datasets from where they are published: checked, and taken up again where they broke.
+"""Downloads published datasets, checks them, and continues interrupted downloads.
 
 A file is downloaded under the name FILE.part, checked, and only then given its own name.
 """
@@ -21,28 +21,28 @@ from phalanx.data.formats.idx import IDX_FOLDERS, IDX_MD5
 from phalanx.disk import describe_free_space, remove_quietly, sync_folder
 from phalanx.errors import ConfigError, DataError, DiskError, suggest
 
-_MAX_FAILURES = 5  # connections in a row that bring nothing new
+_MAX_FAILURES = 5  # connections in a row without a new byte
 _TIMEOUT_S = 30
 _BLOCK = 1 << 18
 _PARTIAL_CONTENT = 206
-_RANGE_NOT_SATISFIABLE = 416  # the part is as long as the whole
+_RANGE_NOT_SATISFIABLE = 416  # the part already has the full length
 
-_OnProgress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all where known
+_OnProgress = Callable[[str, int, int | None], None]  # file, bytes so far, total bytes if known
 
 
 @dataclass(frozen=True, kw_only=True)
 class _PublishedFiles:
-    """Where a set is published, what its files are, and where they go in a data folder."""
+    """Where a dataset is published, its files, and where they go in a data folder."""
 
     url: str
     md5: dict[str, str]  # by file
-    gzipped: bool = False  # files come as NAME.gz, and md5 is that of what they hold
-    subfolder: str = ""  # of --data-dir, where they are put
-    folders: tuple[str, ...] = ("",)  # of --data-dir, where they may lie already
+    gzipped: bool = False  # files are published as NAME.gz; md5 is that of the unzipped contents
+    subfolder: str = ""  # of --data-dir, for downloaded files
+    folders: tuple[str, ...] = ("",)  # of --data-dir, where the files may already be
     package: str | None = None  # the folder of a system package that holds them
 
     def find_intact(self, folder: Path, name: str) -> Path | None:
-        """The file, where it is there and its checksum is right; plain or gzipped will do."""
+        """The file, plain or gzipped, if it exists and its checksum is right."""
         for path in sorted({folder / name, folder / self.published_name(name)}):
             gunzip = self.gzipped and path.suffix == ".gz"
             if path.is_file() and compute_md5(path, gunzip=gunzip) == self.md5[name]:
@@ -50,11 +50,11 @@ class _PublishedFiles:
         return None
 
     def is_in(self, folder: Path) -> bool:
-        """Whether every file of the set is there and whole."""
+        """Whether all files of the dataset exist with the right checksum."""
         return all(self.find_intact(folder, name) for name in self.md5)
 
     def published_name(self, name: str) -> str:
-        """What a file is called where it is published."""
+        """The name of a file where it is published."""
         return f"{name}.gz" if self.gzipped else name
 
 
@@ -84,7 +84,7 @@ PUBLISHED_FILES: dict[str, _PublishedFiles] = {
 
 @dataclass(frozen=True, kw_only=True)
 class _FetchResult:
-    """Where a set lies now, and which of its files had to be downloaded."""
+    """The folder of a dataset, and which of its files were downloaded."""
 
     folder: Path
     downloaded: tuple[str, ...] = ()
@@ -93,9 +93,9 @@ class _FetchResult:
 def fetch_dataset(
     data: str, data_dir: Path | None, *, on_progress: _OnProgress = lambda *_: None
 ) -> _FetchResult:
-    """Make sure a set lies under a folder: there already, from a system package, or downloaded.
+    """Make sure that a dataset is in a folder: copied from a system package, or downloaded.
 
-    Without a folder a system package is enough, and what no package holds goes to data/NAME.
+    Without data_dir, a system package is used in place, and anything else goes to data/NAME.
     """
     if data not in PUBLISHED_FILES:
         raise ConfigError(f"{data!r} cannot be fetched; {suggest(data, PUBLISHED_FILES)}")
@@ -123,7 +123,7 @@ def fetch_dataset(
             downloaded.append(published.published_name(name))
     except DataError:
         for folder in missing_folders:
-            with suppress(OSError):  # a part that the next try goes on with stays
+            with suppress(OSError):  # not empty: it has a part that the next attempt continues
                 folder.rmdir()
         raise
     return _FetchResult(folder=root, downloaded=tuple(downloaded))
@@ -139,7 +139,7 @@ def _copy_file(source: Path, target: Path) -> None:
 def _download(
     published: _PublishedFiles, name: str, target: Path, on_progress: _OnProgress
 ) -> None:
-    """Bring one file, going on with a part that is there, and check it."""
+    """Download one file, continuing an existing part, and check it."""
     file = published.published_name(name)
     url, part = f"{published.url.rstrip('/')}/{file}", target / f"{file}.part"
     failures = 0
@@ -162,7 +162,7 @@ def _download(
 
 
 def _download_part(url: str, part: Path, received: int, on_progress: _OnProgress) -> str:
-    """One connection; what comes back is why it ended too early, or nothing when all is there."""
+    """Download over one connection; returns why it ended early, or "" if the file is complete."""
     try:
         missing = _receive(url, part, received, on_progress)
         return f"{missing:,} bytes are missing" if missing else ""
@@ -179,14 +179,14 @@ def _download_part(url: str, part: Path, received: int, on_progress: _OnProgress
 
 
 def _receive(url: str, part: Path, received: int, on_progress: _OnProgress) -> int:
-    """Write what the server sends; how many bytes it still owes when the connection ends."""
+    """Write what the server sends; returns the bytes still missing at the end."""
     headers = {"Range": f"bytes={received}-"} if received else {}
     request = urllib.request.Request(url, headers=headers)
     with (
         urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer,
         _open_part(part, append=answer.status == _PARTIAL_CONTENT) as file,
     ):
-        if answer.status != _PARTIAL_CONTENT:  # the server knows no ranges and begins anew
+        if answer.status != _PARTIAL_CONTENT:  # the server does not support ranges and starts again
             received = 0
         length = answer.headers.get("Content-Length")
         total = received + int(length) if length else None
@@ -216,7 +216,7 @@ def _hint(part: Path) -> str:
 
 @contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
-    """A block whose system errors become a DiskError that names the path and the way out."""
+    """Context that turns an OSError into a DiskError with the path and what to do."""
     try:
         yield
     except OSError as cause:
@@ -227,7 +227,7 @@ def _disk_errors(path: Path) -> Iterator[None]:
 
 
 def _name_whole_file(part: Path) -> None:
-    """Give a whole file its name once the disk has it."""
+    """Give a complete file its name once it is on disk."""
     with part.open("rb+") as file:
         os.fsync(file.fileno())
     part.replace(part.with_name(part.name.removesuffix(".part")))

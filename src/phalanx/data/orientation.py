@@ -1,7 +1,7 @@
-"""Which way up a photograph is to be shown, as EXIF says it, and how its pixels get there.
+"""The EXIF orientation of photographs, and turning their pixels upright.
 
-The tag is looked for in the bytes alone: a few microseconds, where Pillow takes a hundred times
-that to open a file. Whatever is cut off, out of range or nonsense counts as upright.
+The tag is searched for in the bytes, which takes a few microseconds; Pillow takes a hundred times
+as long to open a file. Anything truncated, out of range or invalid counts as upright.
 """
 
 import struct
@@ -17,18 +17,18 @@ _BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _VALUE_FORMATS = {1: "B", 3: "H", 4: "I"}  # by the type of an entry: 8, 16 or 32 bits
 _ENTRY_BYTES, _HEAD_BYTES = 12, 8
 _EXIF_PREFIX = b"Exif\0\0"
-_MAX_PARTS = 10_000  # segments or chunks of a file that are looked at: more is an attack
-_JPEG_PICTURE = (0xD9, 0xDA)  # its end, or its first scan: no notes come behind
+_MAX_PARTS = 10_000  # segments or chunks of a file that are read: more is an attack
+_JPEG_PICTURE = (0xD9, 0xDA)  # end of image, start of scan: no metadata follows
 _JPEG_APP1 = 0xE1
 _PNG_START = b"\x89PNG\r\n\x1a\n"
 _FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}  # OpenCV's
 
 
 class _Turn(NamedTuple):
-    """What brings a stored image upright: rows and columns exchanged first, then mirrored."""
+    """How a stored image is turned upright: rows and columns are swapped first, then mirrored."""
 
     transpose: bool
-    flip_rows: bool  # top and bottom are exchanged
+    flip_rows: bool  # top and bottom are swapped
     flip_columns: bool
 
 
@@ -44,17 +44,17 @@ TURNS = {
 }
 
 
-# --- finding it ---
+# --- reading the orientation ---
 
 
 def read_exif_orientation(exif: bytes) -> int:
-    """The orientation in a block of EXIF, 1 to 8; 1 where it has none that makes sense."""
+    """The orientation in a block of EXIF, 1 to 8; 1 if it has no valid one."""
     place = len(_EXIF_PREFIX) if exif.startswith(_EXIF_PREFIX) else 0
     return _read_orientation(exif, place, len(exif))
 
 
 def _read_orientation(data: bytes, begin: int, end: int) -> int:
-    """The orientation in the first directory of the TIFF structure between two places."""
+    """The orientation in the first directory of the TIFF structure between two offsets."""
     order = _BYTE_ORDERS.get(data[begin : begin + 4])
     if order is None or end - begin < _HEAD_BYTES + 2:
         return UPRIGHT
@@ -79,7 +79,7 @@ def find_jpeg_orientation(data: bytes) -> int:
         head = data[place : place + 10]
         if len(head) < 10 or head[0] != 0xFF or head[1] in _JPEG_PICTURE:
             return UPRIGHT
-        if head[1] == 0xFF:  # a byte that only fills
+        if head[1] == 0xFF:  # a fill byte
             place += 1
             continue
         length = head[2] << 8 | head[3]
@@ -90,7 +90,7 @@ def find_jpeg_orientation(data: bytes) -> int:
 
 
 def find_png_orientation(data: bytes) -> int:
-    """The orientation of a PNG, 1 to 8, from its eXIf chunk, before the picture or behind it."""
+    """The orientation of a PNG, 1 to 8, from its eXIf chunk, before or after the image data."""
     place = len(_PNG_START)
     for _ in range(_MAX_PARTS):
         head = data[place : place + 8]
@@ -107,7 +107,7 @@ def find_png_orientation(data: bytes) -> int:
 
 
 def turn_pixels(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """The pixels [height, width, 3] as they are to be shown."""
+    """The pixels [height, width, 3], turned upright."""
     if orientation == UPRIGHT:
         return pixels
     turn = TURNS[orientation]
@@ -118,7 +118,7 @@ def turn_pixels(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8
 
 
 def turn_shape(shape: tuple[int, int], orientation: int) -> tuple[int, int]:
-    """Height and width as they are shown, of those that are stored; and the other way round."""
+    """Height and width of the upright image from those stored, or the other way round."""
     height, width = shape
     return (width, height) if TURNS[orientation].transpose else (height, width)
 
@@ -126,7 +126,7 @@ def turn_shape(shape: tuple[int, int], orientation: int) -> tuple[int, int]:
 def turn_box(
     box: tuple[float, float, float, float], orientation: int
 ) -> tuple[float, float, float, float]:
-    """A box of the stored image (left, top, right, bottom, as shares) in the one that is shown."""
+    """A box (left, top, right, bottom, as shares) of the stored image, in the upright image."""
     left, top, right, bottom = box
     turn = TURNS[orientation]
     if turn.transpose:
@@ -141,9 +141,9 @@ def turn_box(
 def count_stored_rows(
     crop: tuple[int, int, int, int], shape: tuple[int, int], orientation: int
 ) -> int:
-    """How many rows of the stored image, from its first, hold a crop of the one that is shown.
+    """How many rows of the stored image, from its first, contain a crop of the upright image.
 
-    crop: top, left, height and width; shape: height and width, both as shown.
+    crop: top, left, height and width; shape: height and width; both of the upright image.
     """
     top, left, tall, wide = crop
     turn = TURNS[orientation]

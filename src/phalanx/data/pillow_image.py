@@ -1,6 +1,6 @@
-"""Image files as Pillow opens them, whatever they are called: their bytes tell what they are.
+"""Image files opened with Pillow; the format is recognised by the bytes, not by the name.
 
-HEIC is read by pillow-heif, an extra, which fits into Pillow.
+HEIC is read by pillow-heif, a plugin for Pillow, which is an optional dependency.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ _TIFF_ORIENTATION = 0x0112
 
 
 def open_pillow_image(data: bytes) -> Pillow.Image:
-    """The image with nothing read but its header; raises one of PILLOW_ERRORS."""
+    """The image, of which only the header is read; raises one of PILLOW_ERRORS."""
     with _pillow_settings():
         try:
             return Pillow.open(io.BytesIO(data), formats=_PILLOW_FORMATS)
@@ -61,15 +61,15 @@ def open_pillow_image(data: bytes) -> Pillow.Image:
 
 @contextmanager
 def _pillow_settings() -> Iterator[None]:
-    """A block without Pillow's warnings and limit, since ours holds, and with one thread for AVIF.
+    """Context without Pillow's warnings and size limit (we have our own), and one AVIF thread.
 
-    They are the whole process's: all are as they were when the block ends.
+    These settings are global to the process, and restored at the end.
     """
     with _PILLOW_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         limit, threads = Pillow.MAX_IMAGE_PIXELS, AvifImagePlugin.DEFAULT_MAX_THREADS
         Pillow.MAX_IMAGE_PIXELS, AvifImagePlugin.DEFAULT_MAX_THREADS = None, 1
-        quiet, _TIFF_LOGGER.disabled = _TIFF_LOGGER.disabled, True  # what it logs, it raises
+        quiet, _TIFF_LOGGER.disabled = _TIFF_LOGGER.disabled, True  # it raises what it logs
         try:
             yield
         finally:
@@ -78,7 +78,7 @@ def _pillow_settings() -> Iterator[None]:
 
 
 def describe_unidentified(data: bytes) -> str:
-    """Why Pillow does not know what these bytes are."""
+    """Why Pillow does not recognise these bytes."""
     return _NO_HEIC if _is_heic(data) and _import_heif() is None else _NO_IMAGE
 
 
@@ -88,7 +88,7 @@ def _is_heic(data: bytes) -> bool:
 
 @cache
 def _import_heif() -> Any:
-    """The module that reads HEIC; None where that extra is not installed."""
+    """The module that reads HEIC; None if it is not installed."""
     try:
         return import_module("pillow_heif.as_plugin")
     except ImportError:
@@ -96,21 +96,21 @@ def _import_heif() -> Any:
 
 
 def read_rgb(image: Pillow.Image) -> NDArray[np.uint8]:
-    """The pixels as three bytes each; what lies under transparent ones is shown."""
-    if image.format == "TIFF":  # warns, and looks at the limit, while it decodes
+    """The pixels as RGB bytes; transparency is dropped, so that hidden colours show."""
+    if image.format == "TIFF":  # warns and checks the limit while decoding
         _silence_libtiff()
         with _pillow_settings():
             image.load()
     if image.mode.startswith(("I", "F")):
         image = Pillow.fromarray(_to_eight_bits(np.asarray(image)))
-    if image.mode == "P":  # straight to RGB, Pillow warns about transparent palettes
+    if image.mode == "P":  # converting to RGB directly, Pillow warns about transparent palettes
         image = image.convert("RGBA")
     return np.array(image.convert("RGB"))
 
 
 @cache
 def _silence_libtiff() -> None:
-    """Keep libtiff from writing to the terminal what Pillow raises anyway, where it is found."""
+    """Keep libtiff, if it is found, from printing errors that Pillow raises anyway."""
     with suppress(OSError, AttributeError):
         for line in Path("/proc/self/maps").read_text().splitlines():
             path = line.rpartition(" ")[2]
@@ -120,14 +120,14 @@ def _silence_libtiff() -> None:
 
 
 def _to_eight_bits(grey: NDArray[Any]) -> NDArray[np.uint8]:
-    """The upper eight of 16 bits a pixel; ValueError for 32 bits, whose white nobody knows."""
+    """The upper 8 of 16 bits per pixel; ValueError for 32 bits, whose white is unknown."""
     if grey.dtype.kind == "f" or (grey.size and not 0 <= grey.min() <= grey.max() < 2**16):
         raise ValueError("32 bits per pixel without a known white; convert it to 8 or 16 bits")
     return (grey >> 8).astype(np.uint8)
 
 
 def find_orientation(data: bytes, image: Pillow.Image) -> int:
-    """How an image that Pillow opened is still to be turned: TIFF and HEIC it turns itself."""
+    """The orientation an image must still be turned by; Pillow turns TIFF and HEIC itself."""
     if image.format == "PNG":  # Pillow would have to read all of it
         return find_png_orientation(data)
     exif = image.info.get("exif")
@@ -135,16 +135,16 @@ def find_orientation(data: bytes, image: Pillow.Image) -> int:
 
 
 class _ImageHeader(NamedTuple):
-    """What an image file says of itself before its pixels."""
+    """The facts in the header of an image file."""
 
-    format: str = ""  # "JPEG", "PNG"; "" where it is no image
+    format: str = ""  # "JPEG", "PNG"; "" if it is not an image
     mode: str = ""
     shape: tuple[int, int] = (0, 0)  # height and width, before it is turned
     orientation: int = UPRIGHT
 
 
 def read_image_header(data: bytes) -> _ImageHeader:
-    """What an image file says of itself, without decoding it; all empty when it is none."""
+    """The header of an image file, without decoding it; all empty if it is not an image."""
     try:
         with open_pillow_image(data) as image:
             name = image.format or ""
@@ -154,7 +154,7 @@ def read_image_header(data: bytes) -> _ImageHeader:
             elif name == "HEIF":
                 orientation = image.info.get("original_orientation") or UPRIGHT
             return _ImageHeader(
-                "JPEG" if name == "MPO" else name,  # a JPEG with others behind it
+                "JPEG" if name == "MPO" else name,  # MPO: a JPEG followed by others
                 image.mode,
                 (image.height, image.width),
                 orientation if orientation in TURNS else UPRIGHT,

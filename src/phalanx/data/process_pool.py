@@ -1,4 +1,4 @@
-"""Work on many images, shared among processes; its results come in the order of the tasks."""
+"""Work on many images, shared among processes; results are in the order of the tasks."""
 
 import multiprocessing
 import os
@@ -16,31 +16,31 @@ from phalanx.errors import DataError
 from phalanx.escapes import clean_worker_stderr
 from phalanx.parent_process import watch_parent
 
-_TASKS_AHEAD = 4  # pending for each process: enough to bridge a slow one, few in memory
+_TASKS_AHEAD = 4  # pending for each process: enough to bridge a slow one, yet few in memory
 _SAFE_PATH = "PYTHONSAFEPATH"
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
 
 class SpawnExecutor(ProcessPoolExecutor):
-    """Python's executor, whose processes end with us and import nothing from the current folder."""
+    """An executor whose processes end with this one and import nothing from the current folder."""
 
     def __init__(self, workers: int):
-        # a fork would copy our threads' locks in whatever state they are
+        # a fork would copy the locks of our threads in whatever state they are
         spawn = multiprocessing.get_context("spawn")
         with _safe_path():
-            resource_tracker.ensure_running()  # started later, it would let Ctrl-C through
+            resource_tracker.ensure_running()  # if started later, Ctrl-C would reach it
             super().__init__(workers, spawn, initializer=_init_worker)
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """As Python's; this is where it starts processes."""
+        """Submit work; Python's executor starts its processes here."""
         with _safe_path(), _block_interrupts():
             return super().submit(work, *args, **kwargs)
 
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
-    """A block that starts processes: a `python -c` would look for modules in the current folder."""
+    """Context for starting processes: their `python -c` must not import from the current folder."""
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
     try:
@@ -52,7 +52,7 @@ def _safe_path() -> Iterator[None]:
 
 
 class WorkerKilled(DataError):
-    """A process of the pool ended before its work did."""
+    """A process of the pool ended before finishing its work."""
 
 
 class ProcessPool:
@@ -65,7 +65,7 @@ class ProcessPool:
             self._executor = SpawnExecutor(workers)
 
     def map(self, work: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
-        """What `work` gives for each task, in order; a few tasks are pending ahead of it."""
+        """The result of `work` for each task, in order; a few tasks are submitted in advance."""
         if self._executor is None:
             yield from map(work, tasks)
             return
@@ -95,9 +95,9 @@ class ProcessPool:
 
 @contextmanager
 def _block_interrupts() -> Iterator[None]:
-    """A block in which processes are started that Ctrl-C never reaches, not even half started.
+    """Context for starting processes that Ctrl-C never reaches, even while they start.
 
-    They inherit what is blocked here; for this process, a signal waits until the block ends.
+    They inherit the blocked signal; in this process, it is delivered when the context ends.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
@@ -107,7 +107,7 @@ def _block_interrupts() -> Iterator[None]:
 
 
 def _init_worker() -> None:
-    """Set up a process: Ctrl-C is its parent's to answer, and it does not outlive that."""
+    """Set up a worker process: it leaves Ctrl-C to its parent, and ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     clean_worker_stderr()
     warnings.simplefilter("ignore")  # what Pillow warns about is reported as a finding instead

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class StringArray:
-    """Many strings in two arrays: no Python object until one is asked for."""
+    """Many strings in two arrays: a Python string is made only when one is requested."""
 
     data: NDArray[np.uint8]
     ends: NDArray[np.int64]
@@ -23,14 +23,14 @@ class StringArray:
 
 
 def pack_strings(strings: Iterable[str]) -> StringArray:
-    """The strings one after the other."""
+    """The strings as a StringArray."""
     encoded = [string.encode(errors="surrogateescape") for string in strings]
     ends = np.cumsum([len(string) for string in encoded], dtype=np.int64)
     return StringArray(np.frombuffer(b"".join(encoded), np.uint8), ends)
 
 
 def replace_unstorable(text: str) -> str:
-    """The text without halves of letters, which JSON can hold and no file's name or index can."""
+    """The text with lone surrogates escaped: JSON can hold them, file names and indexes cannot."""
     try:
         text.encode(errors="surrogateescape")
         return text
@@ -39,7 +39,7 @@ def replace_unstorable(text: str) -> str:
 
 
 def join_strings(parts: Sequence[StringArray]) -> StringArray:
-    """The strings of all parts, one after the other."""
+    """The strings of all parts, concatenated."""
     starts = np.cumsum([0, *(len(part.data) for part in parts)])
     ends = [part.ends + start for part, start in zip(parts, starts[:-1], strict=True)]
     return StringArray(np.concatenate([part.data for part in parts]), np.concatenate(ends))

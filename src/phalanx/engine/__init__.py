@@ -1,1 +1,1 @@
-"""State, step, loop, scores and checkpoints: what training is, without saying of what."""
+"""State, step, loop, scoring and checkpoints: training, independent of model and data."""

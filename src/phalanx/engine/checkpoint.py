@@ -1,4 +1,4 @@
-"""From a training state to a checkpoint and back, and saving that training does not wait for."""
+"""Training states saved to checkpoints, in the background, and loaded from them."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -38,18 +38,18 @@ from phalanx.models.weights import load_tensors
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 
 _SEEN = "seen.safetensors"
-_PIECE = 1 << 20  # numbers
+_PIECE = 1 << 20  # elements
 
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """A state at rest: copies that training no longer touches."""
+    """A copy of a training state that later steps do not change."""
 
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
-    average: dict[str, Tensor]  # empty where none is kept
-    replicas: dict[str, Tensor] | None  # None where there is one
-    values: dict[str, Any]  # what is no tensor
+    average: dict[str, Tensor]  # empty if the run keeps none
+    replicas: dict[str, Tensor] | None  # None if there is one replica
+    values: dict[str, Any]  # what is not a tensor
     seen: dict[str, NDArray[np.uint32]]  # checksums of images that were read, by split
 
     @property
@@ -61,7 +61,7 @@ class _Snapshot:
 def take_snapshot(state: TrainState) -> _Snapshot:
     """Copy the state to host memory. Waits for the device.
 
-    Where the model has stages, all of them must call it, and the first gets everything.
+    If the model has stages, all of them must call it, and the first gets everything.
     """
 
     def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -89,7 +89,7 @@ def take_snapshot(state: TrainState) -> _Snapshot:
 class CheckpointSaver:
     """Writes checkpoints in the background, one at a time; a failure is raised at the next call.
 
-    run_facts: what travels in every checkpoint of the run, beside the state.
+    run_facts: what is written to every checkpoint of the run, besides the state.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class CheckpointSaver:
         self._failure: Exception | None = None
 
     def save(self, state: TrainState) -> None:
-        """Copy the state now and write it while training goes on."""
+        """Copy the state now, and write it in the background."""
         self.wait()
         if not self._writes and state.collect is None:
             return
@@ -117,13 +117,13 @@ class CheckpointSaver:
             self._thread.start()
 
     def wait(self) -> None:
-        """Return once everything handed over is on disk, or raise what prevented it, everywhere."""
+        """Wait until the last save is on disk; if it failed in any process, raise in all."""
         self.join()
         failure, self._failure = self._failure, None
         self._consensus.raise_any(failure)
 
     def join(self) -> None:
-        """Return once nothing is being written any more."""
+        """Wait until nothing is being written any more."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -140,9 +140,9 @@ class CheckpointSaver:
 
 
 def _refuse_nonfinite(snapshot: _Snapshot) -> None:
-    """A step of finite numbers may still give weights that are not; such weights are not saved."""
+    """Raise if a weight is not finite, which can happen although loss and gradients were finite."""
     for name, tensor in snapshot.weights.items():
-        pieces = tensor.reshape(-1).split(_PIECE)  # isfinite copies what it looks at
+        pieces = tensor.reshape(-1).split(_PIECE)  # isfinite copies what it tests
         if not all(bool(piece.isfinite().all()) for piece in pieces):
             raise DivergedError(
                 f"step {snapshot.step:,}: {name} is no longer finite and was not saved; start "
@@ -151,7 +151,7 @@ def _refuse_nonfinite(snapshot: _Snapshot) -> None:
 
 
 def _to_files(snapshot: _Snapshot, run_facts: dict[str, Any]) -> dict[str, FileContent]:
-    """The files of a checkpoint, by name; those with tensors are views of the snapshot."""
+    """The files of a checkpoint by name; those of tensors are views of the snapshot."""
     facts = {
         "format": FORMAT,
         "state": snapshot.values,
@@ -174,7 +174,7 @@ def _to_files(snapshot: _Snapshot, run_facts: dict[str, Any]) -> dict[str, FileC
 
 
 def load_checkpoint(state: TrainState, checkpoint: Path) -> None:
-    """Put a checkpoint's contents into a freshly built state."""
+    """Load a checkpoint into a freshly built state."""
     files = read_files(checkpoint, WEIGHTS, OPTIMIZER, FACTS)
     load_weights(state.model, files[WEIGHTS], where=checkpoint / WEIGHTS)
     with content_errors(checkpoint / OPTIMIZER):
@@ -190,9 +190,9 @@ def load_checkpoint(state: TrainState, checkpoint: Path) -> None:
         with content_errors(checkpoint / AVERAGE_WEIGHTS):
             averages = pick_own(state.model, tensors_from_bytes(files[AVERAGE_WEIGHTS]))
             state.average.load(averages, where=str(checkpoint / AVERAGE_WEIGHTS))
-    elif state.average is not None:  # a fork that begins to average
+    elif state.average is not None:  # a fork that starts to average
         state.average.reset()
-    if state.replicas is not None:  # the last: without statistics of their own, all begin alike
+    if state.replicas is not None:  # last: without statistics of their own, they copy the model's
         where, content = checkpoint / REPLICAS, files.get(REPLICAS)
         with content_errors(where):
             statistics = None if content is None else tensors_from_bytes(content)
@@ -200,7 +200,7 @@ def load_checkpoint(state: TrainState, checkpoint: Path) -> None:
 
 
 def load_weights(model: nn.Module, content: bytes, *, where: Path) -> None:
-    """Fill a model from a checkpoint's weights; names and shapes must be exactly its own."""
+    """Load a checkpoint's weights into a model; names and shapes must match exactly."""
     with content_errors(where):
         tensors = pick_own(model, tensors_from_bytes(content))
     load_tensors(model, tensors, where=str(where))
@@ -208,7 +208,7 @@ def load_weights(model: nn.Module, content: bytes, *, where: Path) -> None:
 
 @contextmanager
 def content_errors(where: Path) -> Iterator[None]:
-    """A block that takes in a file whose bytes are as they were written, but not by us."""
+    """Context that turns the errors of a file with unexpected contents into a CheckpointError."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, SafetensorError) as cause:

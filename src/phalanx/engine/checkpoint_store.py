@@ -1,15 +1,15 @@
-"""Checkpoint folders on disk, as bytes: whole or absent, checked by hash, pruned. No torch.
+"""Checkpoint folders on disk, as bytes: complete or absent, checked by hash, pruned. No torch.
 
-A file is written piece by piece and read back the same way, so that a save needs no memory for it.
+A file is written and checked piece by piece, so that a save needs no memory for a second copy.
 
 checkpoints/
   step-00000125/  manifest.json (format, and each file's size and sha256), facts.json,
-                  weights.safetensors, optimizer.safetensors; average.safetensors where the
+                  weights.safetensors, optimizer.safetensors; average.safetensors if the
                   run keeps a live average; replicas.safetensors, the running statistics of
-                  each replica, where there are several (the weights have their mean);
+                  each replica, if there are several (weights.safetensors has their mean);
                   seen.safetensors, the checksums of the images that the run has read
-  best            a link to the checkpoint with the highest score; a folder where the run was
-                  copied without links
+  best            a link to the checkpoint with the highest score; a folder if the run was
+  copied without links
   average/        the average of several, made on request: no step, never pruned or resumed from
   .part-...       being written, and
   .gone-...       being deleted: both are removed at the next resume
@@ -34,14 +34,14 @@ _NAME = re.compile(r"^step-(\d{8,})$")
 _PART, _GONE = ".part-", ".gone-"
 _BEST, AVERAGE_NAME = "best", "average"
 FACTS, WEIGHTS, OPTIMIZER = "facts.json", "weights.safetensors", "optimizer.safetensors"
-_FACT_TYPES = {  # what every release has written, and nobody can do without
+_FACT_TYPES = {  # written by every release, and always needed
     "run": str, "config": dict, "classes": list, "preprocessing.image_size": int,
     "plan.total_steps": int, "plan.train_images": int, "plan.valid_images": int,
     "global_batch": int, "state.step": int,
 }  # fmt: skip
-AVERAGE_WEIGHTS = "average.safetensors"  # a checkpoint's file of live averages
+AVERAGE_WEIGHTS = "average.safetensors"  # the live average of the weights
 REPLICAS = "replicas.safetensors"
-FileContent = bytes | Iterable[memoryview]  # of a file: whole, or in pieces
+FileContent = bytes | Iterable[memoryview]  # the whole file, or its pieces
 
 
 def write_checkpoint(folder: Path, step: int, files: Mapping[str, FileContent]) -> Path:
@@ -50,7 +50,7 @@ def write_checkpoint(folder: Path, step: int, files: Mapping[str, FileContent]) 
 
 
 def write_checkpoint_as(folder: Path, name: str, files: Mapping[str, FileContent]) -> Path:
-    """Write a checkpoint; it has its name only once all bytes read back right."""
+    """Write a checkpoint; it gets its name only after all bytes were read back and compared."""
     target = folder / name
     part = folder / f"{_PART}{target.name}"
     with disk_errors(target):
@@ -77,7 +77,7 @@ def write_checkpoint_as(folder: Path, name: str, files: Mapping[str, FileContent
 
 
 def _write_file(path: Path, content: FileContent) -> dict[str, Any]:
-    """Write a file; its size and sha256, as the manifest has them."""
+    """Write a file; returns its size and sha256, as stored in the manifest."""
     size, digest = 0, sha256()
 
     def summed() -> Iterator[bytes | memoryview]:
@@ -92,13 +92,13 @@ def _write_file(path: Path, content: FileContent) -> dict[str, Any]:
 
 
 def read_files(checkpoint: Path, *needed: str) -> dict[str, bytes]:
-    """All files of a checkpoint, each compared with the manifest, which must list those needed."""
+    """All files of a checkpoint, each checked against the manifest, which must list `needed`."""
     files = _list_files(checkpoint, *needed)
     return {name: _read_file(checkpoint / name, expected) for name, expected in files.items()}
 
 
 def _list_files(checkpoint: Path, *needed: str) -> dict[str, Any]:
-    """What the manifest says of each file; those needed must be among them."""
+    """The manifest's entry for each file; those needed must be among them."""
     files = _read_manifest(checkpoint)["files"]
     for name in needed:
         if name not in files:
@@ -107,7 +107,7 @@ def _list_files(checkpoint: Path, *needed: str) -> dict[str, Any]:
 
 
 def _read_file(path: Path, expected: dict[str, Any]) -> bytes:
-    """A file's bytes, compared with the manifest."""
+    """A file's bytes, checked against the manifest."""
     with _incomplete_errors(path):
         content = path.read_bytes()
     _compare(path, len(content), sha256(content).hexdigest(), expected=expected)
@@ -115,7 +115,7 @@ def _read_file(path: Path, expected: dict[str, Any]) -> bytes:
 
 
 def _check_file(path: Path, expected: dict[str, Any]) -> None:
-    """Compare a file with the manifest, without all of its bytes in memory."""
+    """Check a file against the manifest, without reading all of it into memory."""
     with _incomplete_errors(path), path.open("rb") as file:
         digest = file_digest(file, "sha256").hexdigest()
         size = file.tell()
@@ -124,7 +124,7 @@ def _check_file(path: Path, expected: dict[str, Any]) -> None:
 
 @contextmanager
 def _incomplete_errors(path: Path) -> Iterator[None]:
-    """A block that reads a file of a checkpoint."""
+    """Context that turns an OSError into a CheckpointError: the checkpoint is incomplete."""
     try:
         yield
     except OSError as error:
@@ -132,7 +132,7 @@ def _incomplete_errors(path: Path) -> Iterator[None]:
 
 
 def _compare(path: Path, size: int, digest: str, *, expected: dict[str, Any]) -> None:
-    """Raise CheckpointError for a file that is not what the manifest says."""
+    """Raise CheckpointError if a file differs from its entry in the manifest."""
     if size != expected["bytes"]:
         raise CheckpointError(
             f"{path}: {size:,} bytes where the manifest says {expected['bytes']:,}; "
@@ -143,7 +143,7 @@ def _compare(path: Path, size: int, digest: str, *, expected: dict[str, Any]) ->
 
 
 def _read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint we can read; says what else it is, if not that."""
+    """The manifest of a checkpoint; a CheckpointError says why it cannot be read."""
     path = checkpoint / "manifest.json"
     try:
         manifest = json.loads(path.read_bytes())
@@ -171,7 +171,7 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def read_facts(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint says about itself, all its files checked."""
+    """The contents of a checkpoint's facts.json, after checking all its files."""
     path = checkpoint / FACTS
     files = _list_files(checkpoint, FACTS, WEIGHTS, OPTIMIZER)
     for name, expected in files.items():
@@ -198,7 +198,7 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
 
 
 def _name_step(step: int) -> str:
-    """What the checkpoint of a step is called."""
+    """The name of a step's checkpoint."""
     return f"step-{step:08d}"
 
 
@@ -210,25 +210,25 @@ def step_in_name(checkpoint: Path) -> int:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The whole checkpoints in a folder, oldest first."""
+    """The complete checkpoints in a folder, oldest first."""
     if not folder.is_dir():
         return []
     return sorted((path for path in folder.iterdir() if _NAME.match(path.name)), key=step_in_name)
 
 
 def list_weights(folder: Path) -> list[Path]:
-    """All that can be scored in a folder: checkpoints, the average in each, and that of several."""
+    """All weights in a folder: checkpoints, the live average in each, the average of several."""
     live = [path for one in list_checkpoints(folder) for path in (one, one / AVERAGE_WEIGHTS)]
     return [path for path in (*live, folder / AVERAGE_NAME) if path.exists()]
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint a resume goes on from."""
+    """The checkpoint that a resume continues from."""
     return next(reversed(list_checkpoints(folder)), None)
 
 
 def kept_checkpoints(folder: Path) -> dict[int, Path]:
-    """Every whole checkpoint by its step, oldest first."""
+    """Every complete checkpoint by its step, oldest first."""
     kept = {step_in_name(path): path for path in list_checkpoints(folder)}
     if _is_copied_best(folder):
         kept.setdefault(_read_step(folder / _BEST), folder / _BEST)
@@ -236,11 +236,11 @@ def kept_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def find_best_step(folder: Path) -> int | None:
-    """The step of the checkpoint with the highest score, where one is known."""
+    """The step of the checkpoint with the highest score, or None if there are no scores."""
     best = folder / _BEST
     if (best / "manifest.json").is_file():
         return _read_step(best)
-    newest = newest_checkpoint(folder)  # a copy left the link out: this one knows the scores
+    newest = newest_checkpoint(folder)  # the link was not copied: the newest has all scores
     scores = read_facts(newest)["state"].get("scores") if newest else None
     if not isinstance(scores, dict):
         return None
@@ -249,19 +249,19 @@ def find_best_step(folder: Path) -> int | None:
 
 
 def _is_copied_best(folder: Path) -> bool:
-    """Whether a copy without links made a folder of the link to the best checkpoint."""
+    """Whether `best` is a folder: the run was copied by a program that follows links."""
     best = folder / _BEST
     return best.is_dir() and not best.is_symlink()
 
 
 def _read_step(best: Path) -> int:
-    """The step of the best checkpoint, by where the link leads or by its own account."""
+    """The step of the best checkpoint, from the link's target or from its facts."""
     target = best.resolve()
     return step_in_name(target) if _NAME.match(target.name) else read_facts(best)["state"]["step"]
 
 
 def adopt_copied_best(folder: Path) -> None:
-    """Where a copy made a folder of the link to the best checkpoint, make it a checkpoint again."""
+    """If copying turned the link `best` into a folder, make that a checkpoint and link to it."""
     if not _is_copied_best(folder):
         return
     copied = folder / _BEST
@@ -281,7 +281,7 @@ def adopt_copied_best(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process left half done."""
+    """Remove what a killed process left half written or half deleted."""
     with disk_errors(folder):
         for path in folder.glob(".*"):
             if path.is_symlink():
@@ -291,7 +291,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _remove(checkpoint: Path) -> None:
-    """Delete a checkpoint; its name goes in one stroke, so that a kill leaves no torso."""
+    """Delete a checkpoint; it is renamed first, so that a kill leaves no incomplete one."""
     gone = checkpoint.with_name(_GONE + checkpoint.name)
     shutil.rmtree(gone, ignore_errors=True)
     checkpoint.rename(gone)
@@ -299,13 +299,13 @@ def _remove(checkpoint: Path) -> None:
 
 
 def find_best(folder: Path, scores: dict[int, float]) -> int | None:
-    """The step of the best-scored checkpoint still there; the earliest among equals."""
+    """The step of the existing checkpoint with the best score; the earliest of equal ones."""
     scored = [step for step in map(step_in_name, list_checkpoints(folder)) if step in scores]
     return max(scored, key=lambda step: (scores[step], -step), default=None)
 
 
 def prune_checkpoints(folder: Path, *, keep: int, scores: dict[int, float]) -> None:
-    """Keep the newest few and the best, and point the link at the best."""
+    """Delete all but the best and the newest `keep` checkpoints, and link to the best."""
     with disk_errors(folder):
         best = find_best(folder, scores)
         for checkpoint in list_checkpoints(folder)[:-keep]:
@@ -316,7 +316,7 @@ def prune_checkpoints(folder: Path, *, keep: int, scores: dict[int, float]) -> N
 
 
 def _link_best(folder: Path, step: int) -> None:
-    """Point the link named best at the checkpoint of a step."""
+    """Make the link `best` point at the checkpoint of a step."""
     link = folder / f"{_PART}{_BEST}"
     link.unlink(missing_ok=True)
     link.symlink_to(_name_step(step))

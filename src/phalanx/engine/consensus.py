@@ -1,4 +1,4 @@
-"""Decisions that all processes of a run must take alike."""
+"""Decisions that must be the same in all processes of a run."""
 
 from typing import Protocol, TypeVar
 
@@ -16,26 +16,26 @@ class _Ranks(Protocol):
 
 
 class Consensus:
-    """One process's answers made everybody's. A run of one process agrees with itself.
+    """Turns the answers of single processes into a common one; trivial for one process.
 
-    A stop, a divergence, an interrupted score and a failed save end or branch the loop. Where
-    several ranks train together they must branch at the same step, or the others wait for ever in
-    the next collective operation. So every rank must ask the same questions in the same order.
+    A stop, a divergence, an interrupted score and a failed save end or branch the loop. Ranks
+    that train together must branch at the same step, or some wait forever in the next
+    collective operation. So every rank must make the same calls in the same order.
     """
 
     def __init__(self, ranks: _Ranks | None = None) -> None:
         self._ranks = ranks
 
     def any(self, mine: bool) -> bool:
-        """Whether any process says yes."""
+        """Whether `mine` is true in any process."""
         return mine if self._ranks is None else self._ranks.any(mine)
 
     def gather(self, mine: _Value) -> list[_Value]:
-        """Everybody's value, in the order of ranks."""
+        """The values of all processes, in the order of ranks."""
         return [mine] if self._ranks is None else self._ranks.gather(mine)
 
     def raise_any(self, mine: Exception | None) -> None:
-        """Raise this process's failure, or FailedElsewhere; nothing is asked after that."""
+        """If any process failed, raise this one's failure or FailedElsewhere, as the last call."""
         if self.any(mine is not None):
             self._ranks = None
             raise mine or FailedElsewhere

@@ -6,31 +6,31 @@ from typing import Any
 from phalanx.plan.loss_scale import AUTOMATIC_START
 
 LARGEST_SCALE, SMALLEST_SCALE = 2.0**24, 2.0**-24
-GROWTH_INTERVAL = 2000  # finite steps before a larger scale is tried, as torch's GradScaler has it
+GROWTH_INTERVAL = 2000  # finite steps before a larger scale is tried, as in torch's GradScaler
 REMEMBERED_CHANGES = 1000
 
 
 @dataclass
 class DynamicLossScale:
-    """The scale of the next step, and how it came about."""
+    """The loss scale of the next step, and its recent changes."""
 
     scale: float = AUTOMATIC_START
     finite_steps: int = 0  # since the last change
     skipped: int = 0  # steps that overflowed
-    history: list[tuple[int, float]] = field(default_factory=list)  # step, and the scale from there
+    history: list[tuple[int, float]] = field(default_factory=list)  # step, and scale from then on
 
     @property
     def multiplier(self) -> float:
-        """What passes multiply their loss by."""
+        """The factor for the loss of a pass."""
         return self.scale
 
     def after_overflow(self, step: int) -> None:
-        """The gradients of a step were not finite: it is skipped, the next has half the scale."""
+        """Record a step whose gradients were not finite: it is skipped, and the scale halved."""
         self.skipped += 1
         self._change(step, max(self.scale / 2, SMALLEST_SCALE))
 
     def after_finite_step(self, step: int) -> None:
-        """The gradients of a step were finite."""
+        """Record a step whose gradients were finite; doubles the scale after many of them."""
         self.finite_steps += 1
         if self.finite_steps >= GROWTH_INTERVAL and self.scale < LARGEST_SCALE:
             self._change(step, self.scale * 2)
@@ -46,6 +46,6 @@ class DynamicLossScale:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "DynamicLossScale":
-        """What `to_json` was called on."""
+        """The loss scale that `to_json` was called on."""
         history = [(step, scale) for step, scale in values["history"]]
         return cls(values["scale"], values["sound"], values["skipped"], history)

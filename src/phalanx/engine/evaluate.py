@@ -25,9 +25,9 @@ class ValidBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Score:
-    """What the model got right, and every single prediction behind it."""
+    """A model's score on a split, with the predictions for each image."""
 
-    indices: np.ndarray  # int64 [n], place of each image in its split
+    indices: np.ndarray  # int64 [n], index of each image in its split
     labels: np.ndarray  # int64 [n]
     ranked: np.ndarray  # int64 [n, min(5, classes)], best guess first
     confidence: np.ndarray  # float32 [n], of the best guess
@@ -36,29 +36,29 @@ class Score:
 
     @property
     def scored(self) -> int:
-        """Images that count."""
+        """The number of images scored."""
         return len(self.indices)
 
     @property
     def hits(self) -> int:
-        """Images whose best guess is right."""
+        """The number of images whose best guess is correct."""
         return int((self.ranked[:, 0] == self.labels).sum())
 
     @property
     def top1(self) -> float:
-        """Share of images whose best guess is right."""
+        """The share of images whose best guess is correct."""
         return self.hits / self.scored
 
     @property
     def top5(self) -> float | None:
-        """Share with the label among five guesses; None where five classes or fewer exist."""
+        """The share of images with the label among five guesses; None for five classes or fewer."""
         if self.classes <= 5:
             return None
         return int((self.ranked == self.labels[:, None]).any(1).sum()) / self.scored
 
     @property
     def loss(self) -> float:
-        """Mean cross-entropy, without smoothing."""
+        """Mean cross-entropy, without label smoothing."""
         return float(self.losses.mean(dtype=np.float64))
 
 
@@ -71,9 +71,9 @@ def evaluate(
     interrupted: Callable[[], bool] = lambda: False,
     gather: Callable[[_Answers | None], list[_Answers | None]] = lambda mine: [mine],
 ) -> Score | None:
-    """Score all batches; None when it was interrupted on the way.
+    """The score over all batches; None if it was interrupted.
 
-    gather: gives the answers of all ranks, each of which scores other batches.
+    gather: returns the results of all ranks, each of which scores other batches.
     """
     shares = gather(_answer(model, batches, options, interrupted))
     if None in shares:
@@ -82,7 +82,7 @@ def evaluate(
     if not answered:
         raise DataError("there is no image to score: the validation split is empty")
     columns = {name: np.concatenate([share[name] for share in answered]) for name in answered[0]}
-    # ranks take turns with the batches; images that only pad one, or cannot be read, go first
+    # ranks score batches in turn; after sorting, rows of index -1 (padding, unreadable) come first
     in_order = np.argsort(columns["indices"], kind="stable")
     places = in_order[np.count_nonzero(columns["indices"] < 0) :]
     if not len(places):
@@ -99,7 +99,7 @@ def _answer(
     options: StepOptions,
     interrupted: Callable[[], bool],
 ) -> _Answers | None:
-    """What the model says of each row, on the host; None when it was interrupted on the way."""
+    """The model's results for each row, on the host; None if it was interrupted."""
     model.eval()
     results = []
     for batch in batches:
@@ -111,7 +111,7 @@ def _answer(
 
 
 def _row_results(logits: Tensor, batch: ValidBatch) -> dict[str, Tensor]:
-    """What is kept of each row of a batch."""
+    """The results for each row of a batch."""
     best = logits.softmax(1).topk(min(5, logits.shape[1]))
     return {
         "indices": batch.indices,

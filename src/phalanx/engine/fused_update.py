@@ -1,4 +1,4 @@
-"""What a step does after its passes on a GPU: in three launches, and without waiting."""
+"""Everything a step does after its backward pass on a GPU, in three launches, without waiting."""
 
 from math import inf
 from typing import Any
@@ -39,7 +39,7 @@ from phalanx.plan.averaging import ema_decay_at
 
 
 def can_fuse_update(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `FusedUpdate` knows the optimizer, and its kernels run where the model is."""
+    """Whether `FusedUpdate` supports the optimizer, and its kernels the device of the model."""
     tensors = list(model.state_dict().values())
     return (
         find_fused_formula(optimizer) is not None
@@ -50,19 +50,19 @@ def can_fuse_update(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
 
 
 class DeviceLossScale:
-    """A dynamic loss scale that lies on the device, where kernels change it.
+    """A dynamic loss scale in device memory, where kernels change it.
 
-    Nobody waits for it but those who read it: log points and saves.
+    Only reading it waits for the device: at log points and saves.
     """
 
     def __init__(self, start: DynamicLossScale, device: torch.device) -> None:
         size = HISTORY + 2 * REMEMBERED_CHANGES
         self.numbers = torch.zeros(size, dtype=torch.float64, device=device)
-        self.multiplier: Tensor = torch.zeros((), device=device)  # what passes multiply by
+        self.multiplier: Tensor = torch.zeros((), device=device)  # the factor for a pass's loss
         self.load(start)
 
     def load(self, values: DynamicLossScale) -> None:
-        """Take over other values, in the same memory."""
+        """Overwrite the values in place."""
         changes = values.history[-REMEMBERED_CHANGES:]
         numbers = [values.scale, values.finite_steps, values.skipped, len(changes)]
         flat = [number for change in changes for number in change]
@@ -96,19 +96,19 @@ class DeviceLossScale:
 
     @property
     def history(self) -> list[tuple[int, float]]:
-        """The last changes: a step, and the scale from there. Waits for the device."""
+        """The last changes: step, and the scale from then on. Waits for the device."""
         return self.read().history
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as those of DynamicLossScale. Waits for the device."""
+        """The values as DynamicLossScale.to_json returns them. Waits for the device."""
         return self.read().to_json()
 
 
 class FusedUpdate:
-    """Unscales and clips gradients, updates weights, 16-bit copies, averages and the loss scale.
+    """Unscales and clips gradients; updates weights, 16-bit copies, averages and the loss scale.
 
-    Where a loss scale adapts and gradients are not finite, the kernels leave everything as it is.
-    The optimizer holds the state as ever, under the same names, and is never called.
+    If the loss scale adapts and gradients are not finite, the kernels skip the update. The
+    optimizer still holds the state, under its usual names, but its `step` is never called.
     """
 
     def __init__(
@@ -140,13 +140,13 @@ class FusedUpdate:
             multiplier=None if scaler is None else scaler.multiplier,
         )
         self._kernels = MultiTensorUpdate(self._tensors)
-        self._seen: list[int] | None = None  # addresses
+        self._seen: list[int] | None = None  # the addresses that the kernels were last given
 
     def apply(self, step: int, lr: float, loss_scale: float) -> Tensor:
-        """Update once; gives the norm of the gradients, of which there are none afterwards.
+        """Update once, free the gradients and return their norm.
 
-        loss_scale: that of the gradients, where it does not adapt. A step that is skipped has the
-        norm 0. The norm is overwritten by the next step.
+        loss_scale: that of the gradients, if it is fixed. A skipped step has the norm 0. The next
+        step overwrites the returned tensor.
         """
         self.prepare(step, lr, loss_scale)
         self.launch()
@@ -156,7 +156,7 @@ class FusedUpdate:
 
     @torch.no_grad()
     def prepare(self, step: int, lr: float, loss_scale: float) -> None:
-        """Tell the device what it does not know about a step; what a graph does not replay."""
+        """Copy the settings of a step to the device: the part that a CUDA graph cannot replay."""
         groups = self._optimizer.param_groups
         set_rates(groups, lr)
         share = 1 - ema_decay_at(self._average.decay, step) if self._average else 0.0
@@ -170,14 +170,14 @@ class FusedUpdate:
             self._seen = self._find_addresses() if stays else None
 
     def launch(self) -> None:
-        """Update once with what was prepared; a graph may replay it."""
+        """Launch the kernels of one update, as prepared; a CUDA graph may replay it."""
         self._kernels.run()
 
     def _find_addresses(self) -> list[int]:
-        """Where all tensors of a step lie: cheap, for it is done at every one.
+        """The addresses of all tensors of a step; cheap, since it is called in every step.
 
-        Not which objects they are: one that is freed leaves its identity to the next, as those of
-        offloaded state do at every step.
+        Addresses and not ids: a new object may get the id of a freed one, as happens in every step
+        with offloaded state.
         """
         weights, state = self._weights, self._optimizer.state
         gradients = [weight.grad for weight in weights]
@@ -191,14 +191,14 @@ class FusedUpdate:
         ]
 
     def _find_averaged(self) -> list[tuple[Tensor, Tensor]]:
-        """Everything that is averaged, with its average."""
+        """Each averaged tensor with its average."""
         if self._average is None:
             return []
         more = [] if self._replicas is None else self._replicas.pairs()
         return [*self._average.pairs(), *more]
 
     def _find_rows(self) -> UpdateRows:
-        """All tensors as they are now: gradients come and go, a load replaces state."""
+        """All tensors as they are now: gradients are freed and made anew, a load replaces state."""
         weights, formula = self._weights, self._formula
         states = formula.find_states(weights, self._optimizer)
         own, pairs = set(map(id, weights)), self._find_averaged()
@@ -220,5 +220,5 @@ class FusedUpdate:
 
 
 def _get_each(states: list[dict[str, Tensor]], name: str | None) -> list[Tensor | None]:
-    """One part of each state, where there is one of that name."""
+    """The tensor of that name in each state, or None."""
     return [None if name is None else state.get(name) for state in states]

@@ -1,4 +1,4 @@
-"""What a training pass is held against."""
+"""The losses for training."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ from phalanx.engine.mixing import WeightedLabels
 
 
 def cross_entropy(logits: Tensor, targets: Sequence[WeightedLabels], smoothing: float) -> Tensor:
-    """Cross-entropy summed over the images; of several labels each counts by its weight."""
+    """Cross-entropy summed over the images; if an image has several labels, weighted by theirs."""
     if len(targets) == 1 and targets[0].weights is None:
         labels = targets[0].labels
         return F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
@@ -25,7 +25,7 @@ def cross_entropy(logits: Tensor, targets: Sequence[WeightedLabels], smoothing: 
 def binary_cross_entropy(
     logits: Tensor, targets: Sequence[WeightedLabels], smoothing: float
 ) -> Tensor:
-    """A yes or no for every class, the mean over the classes summed over the images."""
+    """Binary cross-entropy per class, averaged over the classes and summed over the images."""
     classes = logits.shape[1]
     wanted = torch.zeros_like(logits)
     for labels, weights in targets:
@@ -42,7 +42,7 @@ LOSSES: dict[str, Callable[[Tensor, Sequence[WeightedLabels], float], Tensor]] =
 
 
 def smoothing_over_all(smoothing: float, *, over: str, classes: int) -> float:
-    """The smoothing over all classes that equals one over those that are wrong alone.
+    """The smoothing over all classes that equals a smoothing over the wrong classes only.
 
     >>> smoothing_over_all(0.25, over="others", classes=2)
     0.5

@@ -1,8 +1,8 @@
-"""Mixup and cutmix: images of a micro-batch mixed with one another on the device, labels alike.
+"""Mixup and cutmix: images of a micro-batch, and their labels, mixed on the device.
 
-Mixup blends each image with its neighbour, by a share of its own. Cutmix pastes one box of the
-image two places before into all images of the micro-batch. Both together have four labels an image.
-Chance is a function of the images' places in the training stream.
+Mixup blends each image with the one before it, by a ratio drawn per image. Cutmix pastes into each
+image a box of the image two before it; the box is the same for the whole micro-batch. With both, an
+image has four labels. The draws depend on the images' positions in the training stream.
 """
 
 import math
@@ -15,20 +15,20 @@ from torch import Tensor
 
 from phalanx.plan.draws import draw_beta, draw_uniform
 
-_MIXUP_PARTNER, _CUTMIX_PARTNER = 1, 2  # how far the partner stands from an image
+_MIXUP_PARTNER, _CUTMIX_PARTNER = 1, 2  # how many images before an image its partner is
 _VERSION_1_SPREAD = 4.0  # TensorFlow 1's first form: the share kept is 1 + ln(u) / 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
-    """How images are mixed; what is not named is off."""
+    """How images are mixed; by default not at all."""
 
-    mixup_alpha: float = 0.0  # of the Beta distribution each image's share comes from
-    cutmix_low: float = 0.0  # share of the image that a pasted box leaves, uniform up to...
-    cutmix_high: float = 0.0  # ...this; 0 for no boxes
-    cutmix_lambda: float = 1.0  # instead: TensorFlow 1's way to draw that share; 1 for no boxes
+    mixup_alpha: float = 0.0  # of the Beta distribution that each image's ratio is drawn from
+    cutmix_low: float = 0.0  # share of the area that a pasted box leaves: uniform between this...
+    cutmix_high: float = 0.0  # ...and this; 0: no boxes
+    cutmix_lambda: float = 1.0  # instead: TensorFlow 1's way to draw that share; 1: no boxes
     cutmix_skip: float = 0.0  # share of micro-batches without a box
-    repeats: int = 1  # times an image comes in a row: partners stand so much further apart
+    repeats: int = 1  # copies of each image in a row: partners are that many times further away
 
     @property
     def cutmix(self) -> bool:
@@ -37,26 +37,26 @@ class Mixing:
 
 
 class WeightedLabels(NamedTuple):
-    """Labels that count with a weight an image, or with 1."""
+    """Labels with a weight per image; without weights, each counts as 1."""
 
     labels: Tensor  # [N]
     weights: Tensor | None = None  # [N]
 
 
 Targets = tuple[WeightedLabels, ...]
-"""What the model's answers to a micro-batch are held against; the first are the images' own."""
+"""The weighted labels of a micro-batch; the first are those of the images themselves."""
 
 
 class Mix(NamedTuple):
-    """What chance decides for a micro-batch: how its images are mixed, and its labels alike."""
+    """The random draws for a micro-batch: how its images and labels are mixed."""
 
-    own: Tensor | None  # [N], what each image keeps of itself in mixup
+    own: Tensor | None  # [N], the weight of each image itself in mixup
     box: "_Box | None"  # of cutmix
-    repeats: int  # times an image comes in a row: partners stand so much further apart
+    repeats: int  # copies of each image in a row: partners are that many times further away
 
 
 class _Box(NamedTuple):
-    """The pixels that a partner gives to an image, and what is left of the image itself."""
+    """The pixels that are pasted from a partner, and how much of the image they leave."""
 
     rows: slice
     columns: slice
@@ -64,7 +64,7 @@ class _Box(NamedTuple):
 
 
 def draw_mix(batch: "_Images", *, first: int, seed: int, mixing: Mixing) -> Mix:
-    """How the images at places `first` and following of the stream are mixed."""
+    """How the images at positions `first` onwards of the training stream are mixed."""
     own = box = None
     if mixing.mixup_alpha:
         shares = draw_shares(mixing.mixup_alpha, seed=seed, first=first, images=len(batch.labels))
@@ -78,7 +78,7 @@ def draw_mix(batch: "_Images", *, first: int, seed: int, mixing: Mixing) -> Mix:
 
 
 class _Images(Protocol):
-    """A micro-batch; of one whose images are elsewhere, their shape and type are known."""
+    """A micro-batch; in a stage that gets no images they are a meta tensor of the same shape."""
 
     @property
     def images(self) -> Tensor: ...
@@ -97,7 +97,7 @@ def mix_images(images: Tensor, mix: Mix) -> Tensor:
 
 
 def mix_labels(labels: Tensor, mix: Mix) -> Targets:
-    """What the model's answers are held against."""
+    """The weighted labels of mixed images."""
     targets: Targets = (WeightedLabels(labels),)
     if mix.own is not None:
         others = _rolled(labels, _MIXUP_PARTNER * mix.repeats)
@@ -108,23 +108,23 @@ def mix_labels(labels: Tensor, mix: Mix) -> Targets:
 
 
 def draw_shares(alpha: float, *, seed: int, first: int, images: int) -> np.ndarray:
-    """What each image keeps of itself in mixup: a half or more."""
+    """The weight of each image itself in mixup: at least one half."""
     drawn = draw_beta(alpha, seed, "mixup", np.arange(first, first + images))
     return np.maximum(drawn, 1 - drawn).astype(np.float32)
 
 
 def mix_up(images: Tensor, own: Tensor, away: int = _MIXUP_PARTNER) -> Tensor:
-    """Each image blended with the one before it, or so many places before."""
+    """Each image blended with the one `away` places before it."""
     return _rolled(images, away).lerp_(images, own.view(-1, 1, 1, 1))
 
 
 def _rolled(values: Tensor, places: int) -> Tensor:
-    """Rows moved on, the last ones to the front; unlike torch.roll it keeps the memory layout."""
+    """Rows rolled forwards, the last ones to the front; unlike torch.roll, keeps the layout."""
     return torch.cat([values[-places:], values[:-places]])
 
 
 def draw_kept(mixing: Mixing, *, seed: int, first: int) -> float:
-    """The share of the area that a box is to leave of the images; 1 for no box."""
+    """The share of the area that a box should leave of the images; 1: no box."""
     skip, draw = (float(draw_uniform(seed, "cutmix", [first], lane)[0]) for lane in (0, 1))
     if mixing.cutmix_high > 0:
         kept = mixing.cutmix_low + draw * (mixing.cutmix_high - mixing.cutmix_low)
@@ -136,7 +136,7 @@ def draw_kept(mixing: Mixing, *, seed: int, first: int) -> float:
 
 
 def place_box(kept: float, *, height: int, width: int, seed: int, first: int) -> _Box | None:
-    """Where the box goes that leaves this share of the area; None where it has no pixel."""
+    """A randomly placed box that leaves this share of the area; None if it has no pixels."""
     side = math.sqrt(1 - kept)
     tall, wide = round(side * height), round(side * width)
     if not tall * wide:
@@ -148,7 +148,7 @@ def place_box(kept: float, *, height: int, width: int, seed: int, first: int) ->
 
 
 def paste_box(images: Tensor, box: _Box, away: int = _CUTMIX_PARTNER) -> Tensor:
-    """The images with a box of their partners in them."""
+    """The images with the box pasted in from their partners."""
     pasted = images.clone()
     inside = (slice(None), slice(None), box.rows, box.columns)
     pasted[inside] = _rolled(images[inside], away)
@@ -156,7 +156,7 @@ def paste_box(images: Tensor, box: _Box, away: int = _CUTMIX_PARTNER) -> Tensor:
 
 
 def share_targets(targets: Targets, area: float, away: int = _CUTMIX_PARTNER) -> Targets:
-    """The targets of images and of the partners whose box they show, by area."""
+    """The targets of the images and of the partners in their boxes, weighted by area."""
     whole = torch.ones_like(targets[0].labels, dtype=torch.float32)
     weighed = [(labels, whole if own is None else own) for labels, own in targets]
     kept = [WeightedLabels(labels, area * own) for labels, own in weighed]

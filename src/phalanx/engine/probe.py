@@ -1,4 +1,4 @@
-"""What a step gave, module by module: where the first number that is not finite came up."""
+"""Finds the module in which the first non-finite number of a step appeared."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ _DESCRIPTIONS = {  # by what was not finite
 
 
 class _Observation(NamedTuple):
-    """What was seen of one call of a module, still on the device."""
+    """Whether the output of one call of a module was finite, still on the device."""
 
     path: str
-    first: int  # of the step's images, the one in its first row
-    finite: Tensor  # bool: one for each image, or a single one for all
+    first: int  # index within the step of the image in the first row
+    finite: Tensor  # bool: one for each image, or one for all
     weights: Tensor | None  # bool: whether the module's own weights were finite
 
 
@@ -36,19 +36,19 @@ class NonFiniteFinding:
 
     what: str  # a key of _DESCRIPTIONS
     name: str  # of a module, by its path, or of a parameter
-    rows: tuple[int, ...] = ()  # the images it was seen with, counted within the step from 0
+    rows: tuple[int, ...] = ()  # the images affected, counted within the step from 0
     weights_finite: bool = True  # whether the module's own weights were finite before the step
 
     def describe(self) -> str:
-        """A line for a person."""
+        """A sentence for the user."""
         weights = "" if self.weights_finite else ", whose weights were not finite before the step"
         return _DESCRIPTIONS[self.what].format(name=self.name) + weights
 
 
 class Probe:
-    """Looks at all that a model's modules give while its `with` block runs; waits for nothing.
+    """Observes all outputs and gradients of a model in a `with` block, without waiting for them.
 
-    It only looks: the step computes the same bits as without it.
+    It only reads: the step computes the same bits as without it.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -56,8 +56,8 @@ class Probe:
         self._handles: list[RemovableHandle] = []
         self._fused: dict[str, FusedUnit] = getattr(model, "fused", {})
         self._observations: list[_Observation] = []
-        self._peaks: list[tuple[str, Tensor]] = []  # largest number of each gradient, as they came
-        self._first = self._images = 0  # of the pass under way
+        self._peaks: list[tuple[str, Tensor]] = []  # largest value of each gradient, in their order
+        self._first = self._images = 0  # of the current pass
 
     def __enter__(self) -> "Probe":
         self._observations, self._peaks, self._first, self._images = [], [], 0, 0
@@ -75,7 +75,7 @@ class Probe:
                 if weight.requires_grad
             ),
         ]
-        if self._fused:  # these call no modules: they are looked at as a whole
+        if self._fused:  # these call no modules: each is observed as a whole
             observed: Any = {unit: self._observed(unit) for unit in self._fused}
             self._model.fused = observed
         return self
@@ -99,7 +99,7 @@ class Probe:
         ]
 
     def _observed(self, unit: str) -> FusedUnit:
-        """A fused unit whose output is looked at."""
+        """A fused unit whose output is observed."""
 
         def run(x: Tensor, noise: Tensor | None) -> Tensor:
             output = self._fused[unit](x, noise)
@@ -144,7 +144,7 @@ class Probe:
 
 
 def _tensors_in(output: Any) -> Iterator[Tensor]:
-    """The tensors a module gave, one or several."""
+    """The tensors in a module's output."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, list | tuple):

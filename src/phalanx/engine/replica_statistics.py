@@ -1,7 +1,7 @@
-"""The running statistics of each replica, where a model has several.
+"""The running statistics of each replica, if a model has several.
 
-A model in memory has one set of buffers. Each replica's are kept here, and are put into the model
-for its passes. To score or save the model it gets the mean over all replicas.
+A model in memory has one set of buffers. Those of each replica are kept here, and copied into the
+model for its passes. To be scored or saved, the model gets the mean over all replicas.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,9 +21,9 @@ _Buffers = dict[str, Tensor]
 
 
 class ReplicaStatistics:
-    """What a rank knows of the replicas' buffers: those of its own turns, and all when gathered.
+    """The replicas' buffers: those of this rank's turns, and all of them once gathered.
 
-    Replicas of one turn see the same batches in their norms, and have one set of buffers.
+    Replicas of one turn share their batch-norm statistics, and so have one set of buffers.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class ReplicaStatistics:
         self._layout, self._rank, self._turns = layout, rank, layout.turns_of(rank)
         self._average, self._gather = average, gather
         self._rows: list[_Buffers] = []
-        self._averaged_rows: list[_Buffers] = []  # of floating-point buffers; empty without average
-        self._all: dict[str, Tensor] = {}  # as gathered last
+        self._averaged_rows: list[_Buffers] = []  # of float buffers; empty without an average
+        self._all: dict[str, Tensor] = {}  # of all replicas, from the last `settle`
         self._begin_alike()
 
     def _begin_alike(self) -> None:
-        """Let every replica begin with what the model and its average have."""
+        """Start every replica from the buffers of the model and its average."""
         self._rows = [_clone(self._buffers) for _ in self._turns]
         if self._average is not None:
             known = self._average.tensors()
@@ -57,16 +57,16 @@ class ReplicaStatistics:
         return {name: now for name, now in buffers.items() if now.is_floating_point()}
 
     def enter(self, turn: int) -> None:
-        """Put the buffers of this rank's turn into the model."""
+        """Copy the buffers of one of this rank's turns into the model."""
         _copy(self._buffers, self._rows[turn])
 
     def leave(self, turn: int) -> None:
-        """Take the turn's buffers back from the model."""
+        """Copy the turn's buffers back from the model."""
         _copy(self._rows[turn], self._buffers)
 
     @torch.no_grad()
     def update_average(self, step: int) -> None:
-        """Let the moving averages follow, after `step` optimizer steps."""
+        """Update the moving averages, after `step` optimizer steps."""
         assert self._average is not None
         kept = ema_decay_at(self._average.decay, step)
         for row, averages in zip(self._rows, self._averaged_rows, strict=True):
@@ -84,11 +84,11 @@ class ReplicaStatistics:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Give the model, and its average, the mean over all replicas. All ranks must call it."""
+        """Set the model and its average to the mean over all replicas. All ranks must call it."""
         mine = [_to_host(row) for row in self._rows], [_to_host(r) for r in self._averaged_rows]
         everybody = self._gather(mine)
         self._all = {}
-        for rank in self._layout.peers_of(self._rank):  # others have other stages
+        for rank in self._layout.peers_of(self._rank):  # the other ranks have other stages
             rows, averaged_rows = everybody[rank]
             for turn, row in zip(self._layout.turns_of(rank), rows, strict=True):
                 self._note("", turn, row)
@@ -105,7 +105,7 @@ class ReplicaStatistics:
             self._all |= {f"{prefix}{replica}/{name}": now for name, now in row.items()}
 
     def _mean(self, prefix: str, name: str) -> Tensor:
-        """The mean of a buffer over all replicas; of counters, replica 0's."""
+        """The mean of a buffer over all replicas; for an integer buffer, replica 0's value."""
         rows = [self._all[f"{prefix}{replica}/{name}"] for replica in range(self._layout.replicas)]
         if not rows[0].is_floating_point():
             return rows[0]
@@ -116,15 +116,15 @@ class ReplicaStatistics:
         return dict(self._all)
 
     def load(self, tensors: Mapping[str, Tensor] | None, *, where: str) -> None:
-        """Take back what `tensors` gave; without it, all replicas begin with the model's own."""
+        """Restore what `tensors` returned; if None, all replicas start from the model's buffers."""
         self._begin_alike()
         replicas = {name.partition("/")[0] for name in tensors or {}} - {_AVERAGE}
         if tensors is None or len(replicas) != self._layout.replicas:
-            return  # a fork that has other replicas
+            return  # a fork with another number of replicas
         has_average = any(name.startswith(_AVERAGE) for name in tensors)
         span = self._layout.bn_span
         for number, turn in enumerate(self._turns):
-            # of replicas that share statistics now, and may not have before, the first one's
+            # replicas that share statistics now may not have before: take those of the first
             first = turn[0] // span * span
             self._fill(self._rows[number], tensors, f"{first}/", where)
             if self._averaged_rows and has_average:
@@ -150,6 +150,6 @@ def _to_host(buffers: Mapping[str, Tensor]) -> _Buffers:
 
 @torch.no_grad()
 def _copy(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
-    """Overwrite tensors in place, all at once."""
+    """Overwrite tensors in place, in one call."""
     if targets:
         torch._foreach_copy_(list(targets.values()), [sources[name] for name in targets])

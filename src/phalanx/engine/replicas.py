@@ -1,4 +1,4 @@
-"""The passes of a step that several replicas share, some of them or all in this process."""
+"""The passes of a step with several replicas, some or all of which run in this process."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -14,7 +14,7 @@ from phalanx.ranges import RANGES
 
 
 class _GradientSum(Protocol):
-    """Makes one gradient of those of all replicas; see phalanx.parallel.gradients."""
+    """Sums the gradients of all replicas; see phalanx.parallel.gradients."""
 
     def pass_context(self, *, last: bool) -> AbstractContextManager[Any]: ...
 
@@ -24,7 +24,7 @@ class _GradientSum(Protocol):
 
 
 def build_turn(run_pass: RunPass, gradients: _GradientSum) -> RunTurn:
-    """The passes of a turn one after the other."""
+    """A function that runs the passes of a turn one after the other."""
 
     def run_turn(
         passes: Sequence[Sequence[MicroBatch]], loss_scale: Scale, is_last: bool
@@ -47,14 +47,14 @@ def build_replica_passes(
     global_batch: int,
     statistics: Callable[[], ReplicaStatistics | None],
 ) -> ForwardBackward:
-    """Passes of this rank's turns one after the other, each with its own running statistics.
+    """A function that runs this rank's turns in order, each with its own running statistics.
 
-    A step's passes come in the order of their slices: pass n of every replica, then n + 1.
+    It expects the micro-batches of a step ordered by pass: pass n of every replica, then n + 1.
     """
     turns, own = layout.turns_of(rank), len(layout.replicas_of(rank))
 
     def run_own_turn(number: int, batches: Sequence[MicroBatch], loss_scale: Scale) -> Tensor:
-        """All passes of this rank's turn; the sums over them of [loss, right answers]."""
+        """Run all passes of one of this rank's turns; the sums of [loss, correct predictions]."""
         kept, size = statistics(), layout.turn_size
         if kept is not None:
             kept.enter(number)
@@ -71,7 +71,7 @@ def build_replica_passes(
         for number in range(layout.rounds):
             if number < len(turns):
                 totals.append(run_own_turn(number, batches, loss_scale))
-            else:  # the last round has a turn for some of the ranks only
+            else:  # in the last round, only some of the ranks have a turn
                 totals.append(torch.zeros_like(totals[0]))
             done = number * layout.pipelines
             with RANGES("sum of gradients"):

@@ -17,16 +17,16 @@ class _Held(NamedTuple):
     """What a stage keeps of a micro-batch between its forward and its backward pass."""
 
     input: Tensor
-    output: Tensor  # of the last stage, the loss
+    output: Tensor  # in the last stage, the loss
 
 
 def build_stage_turn(
     parts: PassParts, links: StageLinks, order: Callable[..., Sequence[Pass]]
 ) -> RunTurn:
-    """The passes of a turn through one stage.
+    """A function that runs the passes of a turn through one stage.
 
-    order: what a stage does for so many micro-batches, as `Pipeline.order`. The next thing that
-    must be received is expected while a pass goes on.
+    order: the passes of a stage for a number of micro-batches, as `Pipeline.order` returns them.
+    While a pass runs, the next pass's input is already being received.
     """
 
     def run_turn(
@@ -51,14 +51,14 @@ def build_stage_turn(
 def _label(
     passes: Sequence[Sequence[MicroBatch]], links: StageLinks
 ) -> list[tuple[MicroBatch, ...]]:
-    """The micro-batches, in the last stage with the labels that they have in the first."""
+    """The micro-batches with the labels of the first stage, which the last stage needs."""
     labels = links.pass_labels(torch.stack([one.labels for batches in passes for one in batches]))
     rows = iter(labels)
     return [tuple(one._replace(labels=next(rows)) for one in batches) for batches in passes]
 
 
 class _StageTurn:
-    """One turn under way in one stage."""
+    """The state of a turn that is running in one stage."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class _StageTurn:
         self.totals = torch.zeros(2, dtype=dtype, device=passes[0][0].labels.device)
 
     def expect(self, one: Pass) -> Incoming | None:
-        """Be ready for what a pass needs of a neighbour; None where it needs nothing yet."""
+        """Start receiving what a pass needs from a neighbouring stage; None if it needs nothing."""
         if one.kind == "forward":
             return None if self._links.is_first else self._links.expect_input()
         return None if self._links.is_last else self._links.expect_gradient()
 
     def run(self, one: Pass, arrived: Incoming | None) -> None:
-        """Run a pass with what a neighbour has sent for it."""
+        """Run a pass, with what a neighbouring stage sent for it."""
         if one.kind == "forward":
             self._held[one.number] = self._go_forward(self._passes[one.number], arrived)
         else:
@@ -113,9 +113,9 @@ class _StageTurn:
 
 
 class StagedScoring(nn.Module):
-    """One stage's part in scoring: to be called with batches of images, as the whole model would.
+    """One stage of a model that is scored, called with batches of images like the whole model.
 
-    The last stage gives the logits, and other stages zeros for a single class.
+    The last stage returns the logits, other stages return zeros for a single class.
     """
 
     def __init__(
@@ -126,11 +126,11 @@ class StagedScoring(nn.Module):
         self.interrupted = False
 
     def gather(self, mine: Any) -> list[Any]:
-        """The answers of the last stages; None from any stage says that it was interrupted."""
+        """The results of the last stages; None from any stage means that it was interrupted."""
         return self._gather_all(mine if self._links.is_last or mine is None else {})
 
     def forward(self, images: Tensor) -> Tensor:
-        """The stage's output; of all but the last stage, of no use."""
+        """The logits in the last stage; zeros, which mean nothing, in the others."""
         links = self._links
         links.begin()
         x = images if links.is_first else links.expect_input().wait()
@@ -143,7 +143,7 @@ class StagedScoring(nn.Module):
     def share(
         self, batches: Iterator[ValidBatch], interrupted: Callable[[], bool]
     ) -> Iterator[ValidBatch]:
-        """The batches of the first stage, in all of them; only the last has their labels."""
+        """The first stage's batches, in every stage; labels and indices only in the last."""
         links, self.interrupted = self._links, False
         for batch in batches:
             header = torch.tensor([interrupted(), len(batch.labels)], device=batch.labels.device)

@@ -1,4 +1,4 @@
-"""What changes while training, and nothing else."""
+"""The training state: what changes while training, and nothing else."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,7 +24,7 @@ from phalanx.optim.offload import Offload
 
 
 class StepMetrics(NamedTuple):
-    """What one step gave. Top-1 is None where no metrics are kept."""
+    """The metrics of one step. Top-1 is None if metrics are off."""
 
     loss: float
     grad_norm: float
@@ -37,16 +37,16 @@ class StepMetrics(NamedTuple):
 
     @property
     def reported_grad_norm(self) -> float | None:
-        """The norm to write down: where metrics are kept, or where it is what went wrong."""
+        """The gradient norm if metrics are on or the norm is not finite, else None."""
         reported = self.top1 is not None or not isfinite(self.grad_norm)
         return self.grad_norm if reported else None
 
 
 @dataclass
 class MetricSums:
-    """Running sums since the last log point; part of the state, so that a resume loses none.
+    """Sums since the last log point; part of the state, so that a resume loses no step.
 
-    None where a step among them was not measured: a mean of the others would not be theirs.
+    None if a step was not measured: a mean over the others would not be that of the interval.
     """
 
     steps: int = 0
@@ -62,7 +62,7 @@ class MetricSums:
         self.top1 = _add_known(self.top1, row.top1)
 
     def mean(self, total: float | None) -> float | None:
-        """A sum over its steps, or None."""
+        """A sum divided by the number of steps, or None."""
         return None if total is None else total / self.steps
 
 
@@ -79,31 +79,31 @@ class Throughput:
     wait_s: float = 0.0
 
     def add(self, *, images: int, busy_s: float, wait_s: float) -> None:
-        """Add a stretch of training."""
+        """Add the images and times of some steps."""
         self.images += images
         self.busy_s += busy_s
         self.wait_s += wait_s
 
     @staticmethod
     def slowest(ranks: Sequence["Throughput"]) -> "Throughput":
-        """That of several ranks which trained on the same images together."""
+        """The throughput of ranks that train together: their images, with the longest times."""
         busy, wait = max(r.busy_s for r in ranks), max(r.wait_s for r in ranks)
         return Throughput(ranks[0].images, busy, wait)
 
     @property
     def images_per_second(self) -> float | None:
-        """Rate over all that was measured, or None."""
+        """The mean rate, or None if nothing was measured."""
         return self.images / self.busy_s if self.busy_s else None
 
     @property
     def data_wait(self) -> float | None:
-        """Share of the time spent waiting for data, or None."""
+        """Share of the time spent waiting for data, or None if nothing was measured."""
         return self.wait_s / self.busy_s if self.busy_s else None
 
 
 @dataclass
 class TrainState:
-    """Everything a checkpoint must bring back.
+    """Everything that a checkpoint must restore.
 
     The model is the bare one, under its own parameter names: whatever wraps it for a step (DDP,
     compilation, a CUDA graph) lives inside the step's forward_backward and is never saved.
@@ -118,22 +118,22 @@ class TrainState:
     bad_images: dict[str, str] = field(default_factory=dict)  # name to reason
     records: dict[str, tuple[int, int]] = field(default_factory=dict)  # size, CRC-32 of each file
     seen: dict[str, NDArray[np.uint32]] = field(default_factory=dict)  # checksums of images read
-    # where the loss scale adapts by itself
+    # if the loss scale is adaptive
     scaler: DynamicLossScale | DeviceLossScale | None = None
-    fused_update: FusedUpdate | None = None  # where kernels do all that follows the passes
-    half: HalfWeights | None = None  # where weights have 16 bits
-    offload: Offload | None = None  # where the optimizer's state lies in host memory
-    replicas: ReplicaStatistics | None = None  # where there are several
-    average: WeightAverage | None = None  # the moving average of the weights, where it is wanted
+    fused_update: FusedUpdate | None = None  # if kernels do everything after the backward pass
+    half: HalfWeights | None = None  # if the weights are 16-bit
+    offload: Offload | None = None  # if the optimizer state is in host memory
+    replicas: ReplicaStatistics | None = None  # if there are several replicas
+    average: WeightAverage | None = None  # the moving average of the weights, if there is one
     rounding_counts: Tensor | None = None  # over all updates of 16-bit weights, named by COUNTS
-    # where the model is one stage: makes the tensors of all stages one mapping, in the first stage
+    # if the model is one stage: merges the tensors of all stages into one dict, in the first stage
     collect: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
 
     @contextmanager
     def update_context(self) -> Iterator[Tensor | None]:
-        """Within, weights have 32 bits and the optimizer's state lies beside them.
+        """Context in which weights are float32 and the optimizer state is on their device.
 
-        Gives what will count the roundings, if there are.
+        Yields the tensor of rounding counts, or None if weights are not 16-bit.
         """
         with ExitStack() as stack:
             if self.offload is not None:
@@ -142,7 +142,7 @@ class TrainState:
             yield None if half is None else stack.enter_context(half.in_float32(self.step))
 
     def after_update(self, counts: Tensor | None) -> None:
-        """Add an update to the average and the counts, without waiting for it."""
+        """Add an update to the weight average and the rounding counts, without waiting for it."""
         if self.average is not None:
             self.average.update(self.step)
             if self.replicas is not None:
@@ -152,12 +152,12 @@ class TrainState:
             self.rounding_counts = counts if so_far is None else so_far + counts
 
     def settle(self) -> None:
-        """Make the model ready to be scored or saved; where there are ranks, all must call it."""
+        """Give the model its replicas' mean statistics, to score or save; all ranks call it."""
         if self.replicas is not None:
             self.replicas.settle()
 
     def sum_counts(self) -> Tensor | None:
-        """What became of roundings in the whole model; of stages, all must ask."""
+        """The rounding counts of the whole model, in the first stage; all stages must call it."""
         own = self.rounding_counts
         if self.collect is None or self.half is None:
             return own
@@ -167,9 +167,9 @@ class TrainState:
         return torch.stack([*found.values()]).sum(0) if found else None
 
     def to_json(self) -> dict[str, Any]:
-        """The part that is no tensor, under the names that checkpoints have always had.
+        """What is not a tensor, under the names that checkpoints have always had.
 
-        Where the model has stages, all must call it.
+        If the model has stages, all of them must call it.
         """
         counts = self.sum_counts()
         return {
@@ -184,7 +184,7 @@ class TrainState:
         }
 
     def load_json(self, values: dict[str, Any]) -> None:
-        """Take back what `to_json` gave; a missing entry is an error, never a default."""
+        """Restore what `to_json` returned; a missing entry is an error, never a default."""
         self.step = values["step"]
         self.scores = {int(step): top1 for step, top1 in values["scores"].items()}
         self.sums = MetricSums(**values["sums"])
@@ -215,7 +215,7 @@ def hash_weights(tensors: dict[str, Tensor]) -> str:
 
 @torch.no_grad()
 def sum_bits(model: nn.Module) -> int:
-    """A quick checksum of a model's weights, wherever they are. Waits for the device."""
+    """A quick checksum of a model's weights, on any device. Waits for the device."""
     integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     sums = [w.view(integers[w.element_size()]).sum(dtype=torch.int64) for w in model.parameters()]
     return int(torch.stack(sums).sum())

@@ -21,26 +21,26 @@ from phalanx.ranges import RANGES
 class MicroBatch(NamedTuple):
     """Images of one forward pass, normalised and on the device, with their labels."""
 
-    images: Tensor  # [N, 3, H, W], channels_last in memory
+    images: Tensor  # [N, 3, H, W], in channels_last memory format
     labels: Tensor  # [N]
     first: int  # position of the first image in the training stream; the others follow
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What a step does besides the optimizer's update."""
+    """The settings of a step that are not the optimizer's."""
 
     label_smoothing: float
     device_type: str
-    half: torch.dtype | None  # what passes compute in, where that is 16 bits
+    half: torch.dtype | None  # the autocast dtype; None for full precision
     seed: int = 0  # of dropout and mixing
-    flip: bool = False  # score each image together with its mirror image
+    flip: bool = False  # when scoring, average the logits of each image and its mirror image
     mixing: Mixing = field(default_factory=Mixing)
     loss: str = "cross-entropy"  # a row of LOSSES
-    clip_norm: float = 0.0  # longest gradient; 0 for any
-    clip_value: float = 0.0  # largest number of a gradient; 0 for any
+    clip_norm: float = 0.0  # largest global gradient norm; 0: no limit
+    clip_value: float = 0.0  # largest absolute value in a gradient; 0: no limit
     velocity_ratio: float | None = None  # of sgd_combined: loss scale over its velocity's scale
-    metrics: bool = True  # whether steps give their top-1; NaN stands for one that was not taken
+    metrics: bool = True  # whether steps compute top-1; if not, it is NaN
 
     def autocast(self) -> AbstractContextManager[None]:
         """The context forward passes run in."""
@@ -50,35 +50,35 @@ class StepOptions:
 
 
 Scale = float | Tensor
-"""A loss scale; a tensor where it adapts on the device itself."""
+"""A loss scale; a tensor if it adapts on the device."""
 
 ForwardBackward = Callable[[Sequence[MicroBatch], Scale], Tensor]
-"""Runs a step's passes with that loss scale and leaves the gradients in the model's parameters;
-gives [loss, top-1] of the whole global batch, still on the device."""
+"""Runs a step's passes with the loss scale and leaves the gradients in the model's parameters;
+returns [loss, top-1] of the whole global batch, still on the device."""
 
 RunPass = Callable[[Sequence[MicroBatch], Scale], Tensor]
-"""One forward and backward pass over micro-batches side by side, with that loss scale; gives the
-sums over its images of [loss, right answers], still on the device."""
+"""One forward and backward pass over concatenated micro-batches, with the loss scale; returns
+[loss, correct predictions] summed over the images, still on the device."""
 
 RunTurn = Callable[[Sequence[Sequence[MicroBatch]], Scale, bool], Tensor]
-"""All passes of a turn with that loss scale, and whether it is the rank's last of the step; gives
-the sums over its images of [loss, right answers]."""
+"""Runs all passes of a turn with the loss scale; the flag says whether it is the rank's last turn
+of the step. Returns [loss, correct predictions] summed over the images."""
 
 JoinNorms = Callable[[Tensor], Tensor]
 
 
 class PassParts:
-    """What a forward and a backward pass are made of, of a model or one stage of it.
+    """The parts of a forward and backward pass, for a whole model or one stage of it.
 
-    Each loss is a sum divided by the images of the whole global batch, whoever computes the rest
-    of them: the gradients add up to the same however a step is cut.
+    Each loss is a sum divided by the size of the global batch, whichever process computes the rest
+    of it: the gradients add up to the same however a step is split.
     """
 
     def __init__(self, model: nn.Module, options: StepOptions, *, global_batch: int) -> None:
         self._model, self._options, self._global_batch = model, options, global_batch
         bare = getattr(model, "module", model)
         self._noise_sizes = find_noise_sizes(bare)
-        # units with kernels of their own compute in 16 bits from the first layer on
+        # models with fused units compute in 16 bits from the first layer on
         self.image_type = options.half if getattr(bare, "fused", None) else None
 
     def draw_mixes(self, batches: Sequence[MicroBatch]) -> list[Mix]:
@@ -91,19 +91,19 @@ class PassParts:
 
     @staticmethod
     def mix_targets(batches: Sequence[MicroBatch], mixes: Sequence[Mix]) -> list[Targets]:
-        """What the model's answers to each micro-batch are held against."""
+        """The weighted labels of each micro-batch."""
         pairs = zip(batches, mixes, strict=True)
         return [mix_labels(batch.labels, mix) for batch, mix in pairs]
 
     def join_images(self, batches: Sequence[MicroBatch], mixes: Sequence[Mix]) -> Tensor:
-        """The images of micro-batches side by side, as the model sees them."""
+        """The mixed images of all micro-batches as one batch, in the dtype of the model's input."""
         pairs = zip(batches, mixes, strict=True)
         images = _side_by_side([mix_images(batch.images, mix) for batch, mix in pairs])
         return images.to(self.image_type or images.dtype)
 
     def forward(self, x: Tensor, firsts: Sequence[int | Tensor]) -> Tensor:
-        """What the model makes of micro-batches side by side; firsts: `first` of each of them."""
-        # what the model drops depends on the images' positions alone
+        """The model's output for concatenated micro-batches; firsts: `first` of each of them."""
+        # what the model drops depends only on the positions of the images in the training stream
         noise = [
             draw_dropout_noise(
                 self._noise_sizes,
@@ -120,28 +120,28 @@ class PassParts:
             return out
 
     def find_factor(self, loss_scale: Scale) -> Scale | None:
-        """What a summed loss is multiplied by; None to divide it by the images alone."""
+        """The factor for a summed loss; None to divide it by the global batch size only."""
         unscaled = not isinstance(loss_scale, Tensor) and loss_scale == 1
         return None if unscaled else loss_scale / self._global_batch
 
     def measure(
         self, logits: Tensor, targets: Sequence[Targets], factor: Scale | None
     ) -> tuple[Tensor, Tensor]:
-        """The loss to go back from, and the sums over the images of [loss, right answers].
+        """The loss to call backward on, and [loss, correct predictions] summed over the images.
 
-        targets: of each micro-batch, as `mix_labels` has them. factor: as `find_factor` has it.
+        targets: of each micro-batch, from `mix_labels`. factor: from `find_factor`.
         """
         logits, options = _to_float32_or_64(logits), self._options
         loss = _sum_losses(logits, targets, options)
         scaled = loss / self._global_batch if factor is None else loss * factor
-        with torch.no_grad():  # of mixed images, the label of the one that was there first
+        with torch.no_grad():  # a mixed image counts as correct if its own label is predicted
             labels = _side_by_side([target[0].labels for target in targets])
             right = (logits.argmax(1) == labels).sum() if options.metrics else loss * nan
             return scaled, torch.stack([loss, right])
 
 
 def build_pass(model: nn.Module, options: StepOptions, *, global_batch: int) -> RunPass:
-    """Forward and backward of a model, which may be wrapped."""
+    """A function that runs the forward and backward pass of a model, which may be wrapped."""
     parts = PassParts(model, options, global_batch=global_batch)
 
     def run_pass(batches: Sequence[MicroBatch], loss_scale: Scale) -> Tensor:
@@ -159,7 +159,7 @@ def build_pass(model: nn.Module, options: StepOptions, *, global_batch: int) -> 
 
 
 def _side_by_side(parts: list[Tensor]) -> Tensor:
-    """What belongs to micro-batches as one batch of them."""
+    """The tensors of several micro-batches, concatenated."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -168,7 +168,7 @@ def _to_float32_or_64(x: Tensor) -> Tensor:
 
 
 def _sum_losses(logits: Tensor, targets: Sequence[Targets], options: StepOptions) -> Tensor:
-    """The summed loss of micro-batches that went side by side."""
+    """The summed loss of concatenated micro-batches."""
     images = [len(target[0].labels) for target in targets]
     parts = (logits,) if len(images) == 1 else logits.split(images)
     losses = [
@@ -179,12 +179,12 @@ def _sum_losses(logits: Tensor, targets: Sequence[Targets], options: StepOptions
 
 
 def _join_noise(noise: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The noise of micro-batches that run side by side."""
+    """The dropout noise of concatenated micro-batches."""
     return {path: _side_by_side([one[path] for one in noise]) for path in noise[0]}
 
 
 def build_forward_backward(run_pass: RunPass, *, global_batch: int) -> ForwardBackward:
-    """Passes one after the other, of one replica in one process."""
+    """A function that runs the passes of a single replica one after the other."""
 
     def forward_backward(passes: Sequence[MicroBatch], loss_scale: Scale) -> Tensor:
         totals = [run_pass([batch], loss_scale) for batch in passes]
@@ -194,7 +194,7 @@ def build_forward_backward(run_pass: RunPass, *, global_batch: int) -> ForwardBa
 
 
 def compute_logits(model: nn.Module, images: Tensor, options: StepOptions) -> Tensor:
-    """Logits of images that are scored."""
+    """The float32 logits of images to score."""
     with options.autocast():
         logits: Tensor = model(images).float()
         if options.flip:
@@ -212,11 +212,11 @@ def train_step(
     loss_scale: float = 1.0,
     join_norms: JoinNorms = lambda norms: norms,
 ) -> Tensor:
-    """Accumulate the passes and update once; [loss, gradient norm, top-1], still on the device.
+    """Accumulate the passes, update once and return [loss, gradient norm, top-1] on the device.
 
-    Waits for nothing: only log points and saves read values. Where a loss scale adapts and the
-    gradients are not finite, nothing is updated and the norm is given as 0. join_norms: gives the
-    norms of all gradients of a model from those that are here.
+    Does not wait for the device: only log points and saves read values. If the loss scale adapts
+    and the gradients are not finite, nothing is updated and the norm is returned as 0. join_norms:
+    turns the gradient norms of this process into those of the whole model.
     """
     if not state.model.training:
         state.model.train()
@@ -237,7 +237,7 @@ def train_step(
 def _apply_update(
     state: TrainState, lr: float, scale: float, options: StepOptions, join_norms: JoinNorms
 ) -> Tensor:
-    """Update once; the norm of the gradients. A loss scale that adapts waits for one number."""
+    """Update once and return the gradient norm. An adaptive loss scale waits for the device."""
     scaler = state.scaler
     assert not isinstance(scaler, DeviceLossScale), "it belongs to a fused update"
     with state.update_context() as counts:
@@ -260,10 +260,10 @@ def _apply_update(
 def _unscale_and_clip(
     gradients: list[Tensor], scale: float, options: StepOptions, join_norms: JoinNorms
 ) -> Tensor:
-    """The norm of all gradients, after the loss scale is taken out and before they are clipped."""
+    """Unscale and clip the gradients; the global norm after unscaling and before clipping."""
     if scale != 1:
         torch._foreach_mul_(gradients, 1 / scale)
-    # without metrics, too: it shows whether all are finite
+    # needed without metrics, too: it shows whether all gradients are finite
     norm = _global_norm(gradients, join_norms)
     clip_gradients(gradients, options, join_norms)
     return norm
@@ -273,7 +273,7 @@ def _unscale_and_clip(
 def clip_gradients(
     gradients: list[Tensor], options: StepOptions, join_norms: JoinNorms = lambda norms: norms
 ) -> None:
-    """Clip numbers, then the norm of all together, where the options say so."""
+    """Clip the gradients by value, then by global norm, as the options say."""
     if options.clip_value:
         torch._foreach_clamp_min_(gradients, -options.clip_value)
         torch._foreach_clamp_max_(gradients, options.clip_value)

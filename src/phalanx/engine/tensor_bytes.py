@@ -1,4 +1,4 @@
-"""Tensors as bytes in memory and in safetensors files, without a copy of either."""
+"""Tensors as bytes and as safetensors files, without copies."""
 
 import json
 import struct
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# safetensors' own names in its own order; it writes the last kind first, the widest, so that
+# the names of safetensors, in its order; it writes the last ones, the widest, first, so that
 # every tensor is aligned
 _KINDS = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8",
@@ -21,7 +21,7 @@ _RANKS = {dtype: rank for rank, dtype in enumerate(reversed(_KINDS))}
 
 
 def view_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, in the order of its elements; its own memory where that has them."""
+    """The bytes of a tensor's elements in order: its own memory if on the CPU and contiguous."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
@@ -29,7 +29,7 @@ def view_bytes(tensor: Tensor) -> memoryview:
 def iterate_safetensors(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> Iterator[memoryview]:
-    """A safetensors file piece by piece, byte for byte what the library would write."""
+    """The pieces of a safetensors file, byte for byte what the library would write."""
     names = sorted(tensors, key=lambda name: (_RANKS[tensors[name].dtype], name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0

@@ -1,4 +1,4 @@
-"""The loop. The order of events is the order of the lines; one observer is told what happened."""
+"""The training loop: its lines are in the order of events; one observer is notified of each."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ from phalanx.engine.step import MicroBatch
 from phalanx.errors import DivergedError, Stopped
 from phalanx.plan.plan import Plan
 
-UNTIMED_STEPS = 10  # of every process: caches fill, kernels are chosen
+UNTIMED_STEPS = 10  # at the start of every process: caches fill, kernels are chosen
 
 
 class MetricsBuffer:
-    """[loss, gradient norm, top-1] of each step, kept on the device until somebody must look."""
+    """[loss, gradient norm, top-1] of each step, kept on the device until the host needs them."""
 
     def __init__(self, device: torch.device, capacity: int = 512) -> None:
         self._rows = torch.zeros(capacity, 3, device=device)
@@ -32,56 +32,56 @@ class MetricsBuffer:
         return self._count == len(self._rows)
 
     def add(self, metrics: Tensor) -> None:
-        """Take one step's metrics, without waiting for them."""
+        """Store one step's metrics, without waiting for the device."""
         self._rows[self._count] = metrics
         self._count += 1
 
     def read(self) -> list[StepMetrics]:
-        """All steps since the last time. Waits for the device."""
+        """The metrics of all steps since the last read. Waits for the device."""
         rows = self._rows[: self._count].tolist()
         self._count = 0
         return [StepMetrics(loss, norm, None if isnan(top1) else top1) for loss, norm, top1 in rows]
 
 
 class _LoopObserver(Protocol):
-    """What the loop tells the outside."""
+    """Receives the events of the loop."""
 
     def on_step(self, step: int) -> None:
-        """A step is done; called after every one."""
+        """Called after every step."""
 
     def on_metrics(self, first: int, rows: list[StepMetrics]) -> None:
-        """The metrics of the steps from `first` on are known."""
+        """Called with the metrics of consecutive steps, the first of which is step `first`."""
 
     def on_log(self, state: TrainState, interval: Throughput) -> None:
-        """A log point: state.sums covers the steps since the last one."""
+        """Called at a log point; state.sums covers the steps since the last one."""
 
     def on_score(self, state: TrainState, score: Score) -> None:
-        """The model was scored."""
+        """Called after the model was scored."""
 
     def on_averaged_score(self, state: TrainState, score: Score) -> None:
-        """The model was scored with its averaged weights."""
+        """Called after the model was scored with its averaged weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopDependencies:
-    """What the loop calls, each as a function of the state."""
+    """The functions and objects that the loop calls."""
 
     batches_from: Callable[[int], Iterator[Sequence[MicroBatch]]]
     train_step: Callable[[Sequence[MicroBatch], float], Tensor]
     evaluate: Callable[[TrainState], Score | None]
     save: Callable[[TrainState], None]
     stop_requested: Callable[[], bool]
-    describe_images: Callable[[int], str]  # the images of a step, for a person to look at
-    diagnose: Callable[[StepMetrics], str]  # of a step that is not finite: why, and what to do
+    describe_images: Callable[[int], str]  # names the images of a step, for an error message
+    diagnose: Callable[[StepMetrics], str]  # why a step was not finite, and what to do about it
     observer: _LoopObserver
     consensus: Consensus = field(default_factory=Consensus)
-    is_profiled: Callable[[int], bool] = lambda step: False  # such a step is slowed down by that
+    is_profiled: Callable[[int], bool] = lambda step: False  # profiled steps are slower: not timed
 
 
 class TrainingLoop:
-    """One process's part of a run, step by step, whoever drives it.
+    """One process's part of a run, step by step, independent of what drives it.
 
-    Called in this order: `begin` once, then for each of `batches`, `train_step` and `finish_step`.
+    Call `begin` once, then `train_step` and `finish_step` for each item of `batches`.
     """
 
     def __init__(
@@ -99,19 +99,19 @@ class TrainingLoop:
         self._last_end = self._wait_s = 0.0
 
     def __len__(self) -> int:
-        """How many steps are left."""
+        """The number of steps left."""
         return self._plan.total_steps - self._state.step
 
     def begin(self) -> None:
         """Do what is due before the first step of this process."""
         state, plan, deps = self._state, self._plan, self._deps
-        _score_if_due(state, plan, deps)  # a stop may have come before the score
+        _score_if_due(state, plan, deps)  # the run may have been stopped before it was scored
         if _is_stopping(state, plan, deps):
-            raise _stopped(state, plan)  # what is saved is where this process began
+            raise _stopped(state, plan)  # nothing to save: this process has made no step
         self._started_at = state.step
 
     def batches(self) -> Iterator[Sequence[MicroBatch]]:
-        """The passes of each step that is left."""
+        """The micro-batches of each remaining step."""
         batches = self._deps.batches_from(self._state.step)
         self._last_end = perf_counter()
         while len(self):
@@ -121,12 +121,12 @@ class TrainingLoop:
             yield passes
 
     def train_step(self, passes: Sequence[MicroBatch]) -> None:
-        """Make the step, without waiting for it."""
+        """Run the step, without waiting for the device."""
         lr = self._plan.lr(self._state.step)
         self._metrics.add(self._deps.train_step(passes, lr))
 
     def finish_step(self) -> None:
-        """Read, log, score, save and stop, where they are due."""
+        """Read metrics, log, score, save and stop, each if it is due."""
         state, plan, deps, metrics = self._state, self._plan, self._deps, self._metrics
         step = state.step
         logging, saving = plan.log.due(step), plan.save.due(step)
@@ -144,14 +144,14 @@ class TrainingLoop:
             state.sums, self._interval = MetricSums(), Throughput()
         if plan.evaluate.due(step) and not stop:
             _score_if_due(state, plan, deps)
-            # the signal may have come while scoring: then the score is left to the resume
+            # the signal may have come while scoring: then the resumed run scores
             stop = _is_stopping(state, plan, deps)
         if saving or stop:
-            _read_metrics(state, metrics, deps)  # the signal may have come after the last look
+            _read_metrics(state, metrics, deps)  # the signal may have come after the last read
             deps.save(state)
         if stop:
             raise _stopped(state, plan)
-        self._last_end = perf_counter()  # whatever its driver does until the next counts as busy
+        self._last_end = perf_counter()  # what the driver does before the next step counts as busy
 
 
 class Fit(Protocol):
@@ -173,7 +173,7 @@ def fit(
 ) -> None:
     """Train from state.step to the end, whether the state is fresh or restored.
 
-    untimed_steps: how many at the beginning count for no rate.
+    untimed_steps: how many steps at the start are left out of the throughput.
     """
     loop = TrainingLoop(state, plan, deps=deps, metrics=metrics, untimed_steps=untimed_steps)
     loop.begin()
@@ -183,7 +183,7 @@ def fit(
 
 
 def _is_stopping(state: TrainState, plan: Plan, deps: LoopDependencies) -> bool:
-    """Whether to save and leave; a run at its end finishes instead."""
+    """Whether to save and stop now; a run that is at its last step finishes instead."""
     return deps.consensus.any(deps.stop_requested()) and state.step < plan.total_steps
 
 
@@ -194,7 +194,7 @@ def _stopped(state: TrainState, plan: Plan) -> Stopped:
 
 
 def _read_metrics(state: TrainState, metrics: MetricsBuffer, deps: LoopDependencies) -> None:
-    """Read the steps since the last time, hand them on, and stop at the first that diverged."""
+    """Pass on the metrics of the steps since the last read; raise at the first that diverged."""
     rows = metrics.read()
     for row in rows:
         state.sums.add(row)
@@ -213,7 +213,7 @@ def _read_metrics(state: TrainState, metrics: MetricsBuffer, deps: LoopDependenc
 
 
 def _score_if_due(state: TrainState, plan: Plan, deps: LoopDependencies) -> None:
-    """Score at the points of the plan, once each; averaged weights beside the raw ones."""
+    """Score the model, and its averaged weights if there are any, once per step of the plan."""
     if not plan.evaluate.due(state.step) or state.step in state.scores:
         return
     state.settle()

@@ -1,4 +1,4 @@
-"""Averages of weights: live while training, or over checkpoints afterwards."""
+"""Averages of weights: while training, or of checkpoints afterwards."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,15 +16,15 @@ _Context = Callable[[], AbstractContextManager[None]]  # the context passes run 
 
 
 class WeightAverage:
-    """The exponential moving average of a model's weights, in 32 bits whatever they are in.
+    """The exponential moving average of a model's weights, in float32 whatever their dtype.
 
-    Running statistics of norms are averaged like weights; whole numbers, such as
-    num_batches_tracked, are the model's own. Stays on the device and never waits for it.
+    Running statistics of norms are averaged like weights; integers, such as num_batches_tracked,
+    are copied from the model. Stays on the device and never waits for it.
     """
 
     def __init__(self, model: nn.Module, *, decay: float) -> None:
         self.decay = decay
-        # where modules keep the tensors: walking the model at every step would cost too much
+        # the dicts in which modules keep the tensors: walking the model every step costs too much
         self._slots: dict[str, tuple[dict[str, Any], str]] = {}
         for name in model.state_dict():
             path, _, leaf = name.rpartition(".")
@@ -39,12 +39,12 @@ class WeightAverage:
         }
 
     def _find_weights(self) -> dict[str, Tensor]:
-        """The model's tensors as they are now: one that was replaced is seen."""
+        """The model's current tensors, including any that were replaced."""
         return {name: table[leaf] for name, (table, leaf) in self._slots.items()}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the weights after `step` optimizer steps."""
+        """Update the average with the weights after `step` optimizer steps."""
         averages, weights, counters, counts = [], [], [], []
         for name, now in self._find_weights().items():
             if now.is_floating_point():
@@ -59,24 +59,24 @@ class WeightAverage:
             torch._foreach_copy_(counters, counts)
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """Every tensor of the model as it is now, with its average."""
+        """Every current tensor of the model, with its average."""
         slots, averages = self._slots.values(), self._averages.values()
         return [(t[leaf], average) for (t, leaf), average in zip(slots, averages, strict=True)]
 
     def reset(self) -> None:
-        """Forget what was averaged: the model's weights are the average now."""
+        """Start again: set the average to the model's current weights."""
         _overwrite(self._averages, self._find_weights())
 
     def tensors(self) -> dict[str, Tensor]:
-        """The averages under the model's names, for a checkpoint; the very tensors, no copies."""
+        """The averages under the model's names, for a checkpoint; not copied."""
         return dict(self._averages)
 
     def load(self, tensors: Mapping[str, Tensor], *, where: str) -> None:
-        """Take back what `tensors` gave, bit for bit."""
+        """Restore what `tensors` returned, bit for bit."""
         problems = find_mismatches(self._averages, tensors)
         if problems:
             raise CheckpointError(f"{where}: not the averages of this model: {problems[0]}")
-        # find_mismatches lets old files go without counters
+        # find_mismatches accepts old files, which have no counters
         _overwrite(self._averages, {**self._averages, **tensors})
 
     def overwrite(self, tensors: Mapping[str, Tensor]) -> None:
@@ -85,7 +85,7 @@ class WeightAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """A block in which the model has the averaged weights; then its own, bit for bit."""
+        """Context in which the model has the averaged weights; restores its own afterwards."""
         own = {name: now.detach().clone() for name, now in self._find_weights().items()}
         _overwrite(self._find_weights(), self._averages)
         try:
@@ -96,7 +96,7 @@ class WeightAverage:
 
 @torch.no_grad()
 def _overwrite(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
-    """Overwrite tensors in place: the optimizer and graphs hold on to them."""
+    """Overwrite tensors in place: the optimizer and CUDA graphs hold references to them."""
     for name, target in targets.items():
         target.copy_(sources[name])
 
@@ -104,11 +104,11 @@ def _overwrite(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> 
 def average_weights(
     states: Iterable[Mapping[str, Tensor]], *, strategy: str = "mean", decay: float = 0.99
 ) -> dict[str, Tensor]:
-    """One state dict from several, given oldest first; each is let go before the next is taken.
+    """The average of state dicts, given oldest first; at most two of them are held at a time.
 
-    mean: all count alike. exponential: average = decay * average + (1 - decay) * weights,
-    beginning with the oldest. Computed in 64 bits, returned in the type of the weights. Running
-    statistics are averaged like weights; whole numbers are those of the newest.
+    mean: all have the same weight. exponential: average = decay * average + (1 - decay) * weights,
+    starting with the oldest. Computed in float64, returned in the dtype of the weights. Running
+    statistics are averaged like weights; integers are those of the newest.
     """
     total: dict[str, Tensor] = {}
     newest: Mapping[str, Tensor] = {}
@@ -132,10 +132,10 @@ def average_weights(
 def reestimate_norms(
     model: nn.Module, batches: Iterable[Tensor], *, autocast: _Context = nullcontext
 ) -> tuple[str, ...]:
-    """Give batch norms the mean statistics of these images; the names of the buffers made anew.
+    """Set batch norms to the mean statistics of these images; the names of the changed buffers.
 
-    The rest of the model works as when it is scored: nothing is dropped. Where there is no batch
-    norm, no batch is taken.
+    The rest of the model runs in eval mode: nothing is dropped. If the model has no batch norm,
+    no batch is read.
     """
     norms = {
         path: module
@@ -149,7 +149,7 @@ def reestimate_norms(
     for norm in norms.values():
         norm.train()
         norm.reset_running_stats()
-        norm.momentum = 1.0  # each batch's own statistics, which are summed up in 32 bits
+        norm.momentum = 1.0  # buffers get the statistics of one batch, which are summed in float32
     buffers = [b for norm in norms.values() for b in (norm.running_mean, norm.running_var)]
     statistics = [buffer for buffer in buffers if buffer is not None]
     sums = [torch.zeros_like(s, dtype=torch.float32) for s in statistics]

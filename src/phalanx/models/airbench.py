@@ -1,4 +1,4 @@
-"""The network of airbench: a first layer taken from the images, blocks that start as identities."""
+"""The network of airbench: a whitening layer computed from images, then identity-like blocks."""
 
 import torch
 import torch.nn.functional as F
@@ -8,16 +8,16 @@ from phalanx.catalog.airbench import AirbenchVariant
 from phalanx.models.layers import Dropout, GlobalMaxPool, LayerFactory, Scale
 from phalanx.models.units import UnitModel
 
-_PATCH = 2  # pixels of a patch's side
+_PATCH = 2  # side of a patch in pixels
 _PATCH_VALUES = 3 * _PATCH**2
-_VARIANCE_FLOOR = 5e-4  # added to a direction's variance: what hardly varies is not blown up
+_VARIANCE_FLOOR = 5e-4  # added to variances, so that directions of tiny variance do not explode
 
 
 class PatchWhitening(nn.Module):
-    """Patches of 2x2 pixels along their principal directions, each with unit variance, and negated.
+    """Projects 2x2 patches on their principal directions, scaled to unit variance, and negated.
 
-    The filters are no parameters: `whiten_patches` takes them from images, and training leaves
-    them. Until then they are the pixels themselves.
+    The filters are buffers: `whiten_patches` computes them from images, and training does not
+    change them. Until then they pass the pixels through.
     """
 
     weight: Tensor
@@ -28,7 +28,7 @@ class PatchWhitening(nn.Module):
         self.register_buffer("weight", torch.cat([pixels, -pixels]))
 
     def forward(self, x: Tensor) -> Tensor:
-        """A pixel less in height and width, 24 channels."""
+        """24 channels, one pixel less in height and width."""
         return F.conv2d(x, self.weight)
 
 
@@ -46,13 +46,13 @@ class PooledConvPair(nn.Module):
         self.act2 = nn.GELU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Half the edge, new channels."""
+        """`out` channels at half the height and width."""
         inner = self.act1(self.bn1(self.pool(self.conv1(x))))
         return self.act2(self.bn2(self.conv2(inner)))
 
 
 class Airbench(UnitModel):
-    """Whitening, stages of two convolutions, largest value, linear."""
+    """Whitening, stages of two convolutions, global max-pool, linear."""
 
     def __init__(self, variant: AirbenchVariant, *, num_classes: int):
         super().__init__()
@@ -72,7 +72,7 @@ class Airbench(UnitModel):
             self.noise_sizes["drop"] = widths[-1]
 
     def start_as_identity(self) -> None:
-        """Let the first outputs of each convolution be its inputs; the others stay as drawn."""
+        """Make the first outputs of each convolution its inputs; the others stay random."""
         for block in self.modules():
             if isinstance(block, PooledConvPair):
                 for conv in (block.conv1, block.conv2):
@@ -80,15 +80,15 @@ class Airbench(UnitModel):
 
 
 def has_whitening(model: nn.Module) -> bool:
-    """Whether a model's first layer is to be taken from images."""
+    """Whether a model has a whitening layer, which must be computed from images."""
     return any(isinstance(module, PatchWhitening) for module in model.modules())
 
 
 @torch.no_grad()
 def whiten_patches(model: nn.Module, images: Tensor) -> None:
-    """Give a model the filters that whiten the patches of these images, [N, 3, H, W].
+    """Set the filters of a model's whitening layer from these images, [N, 3, H, W].
 
-    Computed on the CPU in 64 bits, and each direction's sign is fixed: every device starts alike.
+    Computed on the CPU in float64 with fixed signs, so that every device starts the same.
     """
     patches = images.cpu().double().unfold(2, _PATCH, 1).unfold(3, _PATCH, 1)
     rows = patches.permute(0, 2, 3, 1, 4, 5).reshape(-1, _PATCH_VALUES)
@@ -96,7 +96,7 @@ def whiten_patches(model: nn.Module, images: Tensor) -> None:
     largest = directions.abs().argmax(0, keepdim=True)
     directions *= directions.gather(0, largest).sign()
     filters = (directions / (variances + _VARIANCE_FLOOR).sqrt()).T
-    filters = filters.reshape(-1, 3, _PATCH, _PATCH).flip(0)  # what varies most comes first
+    filters = filters.reshape(-1, 3, _PATCH, _PATCH).flip(0)  # largest variance first
     for module in model.modules():
         if isinstance(module, PatchWhitening):
             module.weight.copy_(torch.cat([filters, -filters]))

@@ -1,4 +1,4 @@
-"""From a row of the catalog to a model with its first weights."""
+"""Builds a model from a row of the catalog, and draws its initial weights."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from phalanx.models.resnet import BasicBlock, Bottleneck, FastResNet, ResNet
 
 
 def _build_plugin_model(variant: OwnVariant, *, num_classes: int) -> nn.Module:
-    """The network that a plugin's function makes."""
+    """The network that a plugin's function returns."""
     module, _, function = variant.build.partition(":")
     try:
         build = getattr(import_module(module), function)
@@ -41,17 +41,17 @@ _FAMILIES: dict[type[Variant], Callable[..., nn.Module]] = {
 
 
 def build_model(variant: Variant, *, num_classes: int) -> nn.Module:
-    """A model of the catalog, on the current default device, its weights not yet drawn."""
+    """A model of the catalog on the default device; its weights are not yet initialised."""
     build = next(build for kind, build in _FAMILIES.items() if isinstance(variant, kind))
     return build(variant, num_classes=num_classes)
 
 
 @torch.no_grad()
 def initialise(model: nn.Module, seed: int, *, zero_residual: bool) -> None:
-    """Draw the first weights.
+    """Draw the initial weights.
 
-    Each tensor has a generator of its own, keyed by the seed and its name: neither the order of
-    construction nor a layer more or less elsewhere changes it.
+    Each tensor has its own generator, keyed by the seed and its name: neither the order of
+    construction nor other layers affect it.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
@@ -66,7 +66,7 @@ def initialise(model: nn.Module, seed: int, *, zero_residual: bool) -> None:
 
 
 def _init_conv(conv: nn.Conv2d, seed: int, name: str) -> None:
-    """Normal values that keep the size of gradients, by the outputs each weight reaches."""
+    """Kaiming-normal weights by fan-out, and zero bias."""
     fan_out = conv.out_channels * math.prod(conv.kernel_size) // conv.groups
     drawn = torch.empty(conv.weight.shape)
     drawn.normal_(0, math.sqrt(2 / fan_out), generator=_generator(seed, f"{name}.weight"))
@@ -76,7 +76,7 @@ def _init_conv(conv: nn.Conv2d, seed: int, name: str) -> None:
 
 
 def _init_linear(linear: nn.Linear, seed: int, name: str, *, by_outputs: bool) -> None:
-    """Uniform values within 1 / sqrt(inputs); by_outputs: within 1 / sqrt(outputs), no bias."""
+    """Uniform within 1 / sqrt(inputs); by_outputs: within 1 / sqrt(outputs), with zero bias."""
     bound = 1 / math.sqrt(linear.out_features if by_outputs else linear.in_features)
     bounds = {"weight": bound, "bias": 0.0 if by_outputs else bound}
     for key, weight in linear.named_parameters():
@@ -86,6 +86,6 @@ def _init_linear(linear: nn.Linear, seed: int, name: str, *, by_outputs: bool) -
 
 
 def _generator(seed: int, name: str) -> torch.Generator:
-    """The generator of one tensor, on the CPU so that every device starts alike."""
+    """The generator of one tensor, on the CPU so that every device starts the same."""
     key = sha256(f"{seed}/{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)

@@ -1,6 +1,6 @@
-"""What a model costs, found on the meta device, where tensors have shapes and no values.
+"""The cost of a model, found on the meta device, where tensors have shapes but no values.
 
-Unit by unit: parameters, multiply-adds, and what the backward pass keeps.
+For each unit: parameters, multiply-adds, and the bytes saved for the backward pass.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, *_FLOAT32_NORMS)
 
 
 Fuse = Callable[[UnitModel], object]
-"""Enters those units of a model into its `fused` that have kernels of their own."""
+"""Sets a model's `fused` to the units for which there are fused kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +35,13 @@ class UnitCount:
     shape: tuple[int, ...]  # of its output, for one image
     parameters: int
     macs: int  # multiply-adds of convolutions and linear layers, for one image
-    activation_bytes: int  # what the backward pass of the whole batch needs from it
+    activation_bytes: int  # saved for the backward pass of the whole batch
 
 
 def count_units(
     variant: Variant, *, num_classes: int, batch: int, image_size: int, half: bool = False
 ) -> list[UnitCount]:
-    """The figures of every unit in the order of the data; half: activations as 16.32 keeps them."""
+    """The figures of every unit in order; half: activations as with precision 16.32."""
     model = to_unit_model(build_on_meta(variant, num_classes=num_classes, half=half))
     images = torch.empty(batch, 3, image_size, image_size, device="meta")
     try:
@@ -55,17 +55,17 @@ def count_units(
 def build_on_meta(
     variant: Variant, *, num_classes: int, half: bool, fuse: Fuse | None = None
 ) -> nn.Module:
-    """A network of shapes without values; half: its tensors have the bits of 16.32.
+    """A network on the meta device; half: its tensors have the dtypes of precision 16.32.
 
-    fuse: gives units kernels of their own.
+    fuse: makes units use fused kernels.
     """
     full_norms = variant.norm.full_precision
-    # these norms pass the device to autocast, which does not know meta; emulate_autocast does it
+    # these norms call autocast, which does not support meta; emulate_autocast replaces it
     variant = replace(variant, norm=replace(variant.norm, full_precision=False))
     try:
         with torch.device("meta"):
             model = build_model(variant, num_classes=num_classes)
-    except Exception as error:  # of a plugin: our own networks never look at values
+    except Exception as error:  # from a plugin: our own networks never read values
         raise explain_uncounted(error) from error
     if fuse is not None and isinstance(model, UnitModel):
         fuse(model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
@@ -75,7 +75,7 @@ def build_on_meta(
 
 
 def explain_uncounted(error: Exception) -> ConfigError:
-    """The error for a plugin's network that cannot be built or run without values."""
+    """The error for a plugin's network that cannot be built or run on meta tensors."""
     return ConfigError(
         f"--plugin: its network cannot be counted: {error}; it is built on torch's device meta, "
         "where tensors have shapes but no values"
@@ -83,7 +83,7 @@ def explain_uncounted(error: Exception) -> ConfigError:
 
 
 def count_size(variant: Variant) -> tuple[ModelSize, int]:
-    """The whole model's figures at its own image size and classes, and how many units it has."""
+    """The size of a model at its own image size and classes, and its number of units."""
     counts = count_units(
         variant, num_classes=variant.classes, batch=2, image_size=variant.image_size
     )
@@ -92,7 +92,7 @@ def count_size(variant: Variant) -> tuple[ModelSize, int]:
 
 
 def count_model(model: UnitModel, images: Tensor) -> list[UnitCount]:
-    """The figures of every unit for that batch, in training and with nothing dropped."""
+    """The figures of every unit for a batch, in training without dropout."""
     model.train()
     saved = _SavedBytes([*model.parameters(), *model.buffers()])
     counted: set[nn.Parameter] = set()
@@ -117,7 +117,7 @@ def count_model(model: UnitModel, images: Tensor) -> list[UnitCount]:
 
 
 def _run_unit(model: UnitModel, unit: str, x: Tensor) -> Tensor:
-    """The unit's output; what it cannot take is a mistake in the sizes, or a plugin's."""
+    """The unit's output; ConfigError if it does not accept a batch of this shape."""
     try:
         return model.run_unit(unit, x)
     except (RuntimeError, ValueError) as error:
@@ -133,11 +133,11 @@ class _SavedBytes:
 
     def __init__(self, existing: Iterable[Tensor]):
         self.bytes = 0
-        # the tensors are held, so that no address is used a second time
+        # the tensors are kept alive, so that no address is reused
         self._seen = {tensor.untyped_storage()._cdata: tensor for tensor in existing}
 
     def add(self, tensor: Tensor) -> None:
-        """Count what a saved tensor keeps alive: of a view, all it is a view of."""
+        """Count the whole storage that a saved tensor, maybe a view, keeps alive."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self._seen:
             self._seen[storage._cdata] = tensor.detach()
@@ -145,15 +145,15 @@ class _SavedBytes:
 
 
 def _refuse_backward(saved: None) -> Tensor:
-    """What was counted was not stored."""
+    """Raise: tensors were only counted, not saved."""
     raise AssertionError("a count has no backward pass")
 
 
 def emulate_autocast(model: nn.Module, *, full_norms: bool) -> None:
-    """Make a model on meta give each tensor the bits that it has under autocast on a GPU.
+    """Give each tensor of a model on meta the dtype that it has under autocast on a GPU.
 
-    Convolutions and linear layers compute in 16 bits, batch norm in the type of its input, group
-    norm in 32. Weights become 16 bits too, which changes no figure: their bytes are not counted.
+    Convolutions and linear layers compute in 16 bits, batch norm in the dtype of its input, group
+    norm in 32 bits. Weights become 16-bit, too, which does not matter: they are not counted.
     """
     for module in model.modules():
         if isinstance(module, AUTOCAST_LAYERS):

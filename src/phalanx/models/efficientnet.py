@@ -1,4 +1,4 @@
-"""EfficientNet and EfficientNet-Lite, module tree and parameter names as timm's."""
+"""EfficientNet and EfficientNet-Lite, with timm's module tree and parameter names."""
 
 from torch import Tensor, nn
 
@@ -8,7 +8,7 @@ from phalanx.models.units import UnitModel
 
 
 class SqueezeExcite(nn.Module):
-    """Scales each channel by what the whole image holds: mean, narrow, widen, sigmoid."""
+    """Scales each channel by a gate computed from the image's mean: 1x1, SiLU, 1x1, sigmoid."""
 
     def __init__(self, channels: int, squeezed: int):
         super().__init__()
@@ -23,7 +23,7 @@ class SqueezeExcite(nn.Module):
 
 
 def _activation(variant: EfficientNetVariant) -> nn.Module:
-    """SiLU, or the ReLU6 of Lite, which 8-bit hardware is good at."""
+    """SiLU, or for Lite ReLU6, which suits 8-bit hardware."""
     return nn.ReLU6(inplace=True) if variant.lite else nn.SiLU(inplace=True)
 
 
@@ -33,7 +33,7 @@ def _squeeze_excite(block: InvertedBlock) -> nn.Module:
 
 
 class DepthwiseSeparableConv(nn.Module):
-    """The first stage's block: filter, squeeze-and-excite, mix by a 1x1."""
+    """The first stage's block: depthwise convolution, squeeze-and-excite, 1x1."""
 
     def __init__(self, block: InvertedBlock, variant: EfficientNetVariant, *, rate: float = 0.0):
         super().__init__()
@@ -49,14 +49,14 @@ class DepthwiseSeparableConv(nn.Module):
         self.skips, self.rate = block.skips, rate
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
-        """One step, with the input added where shapes agree."""
+        """The block's output; the input is added if the shapes agree."""
         inner = self.se(self.act1(self.bn1(self.conv_dw(x))))
         inner = self.bn2(self.conv_pw(inner))
         return x + drop_path(inner, self.rate, noise) if self.skips else inner
 
 
 class InvertedResidual(nn.Module):
-    """Widen by a 1x1, filter, squeeze-and-excite, narrow by a 1x1."""
+    """1x1 expansion, depthwise convolution, squeeze-and-excite, 1x1 projection."""
 
     def __init__(self, block: InvertedBlock, variant: EfficientNetVariant, *, rate: float = 0.0):
         super().__init__()
@@ -75,7 +75,7 @@ class InvertedResidual(nn.Module):
         self.skips, self.rate = block.skips, rate
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
-        """One step, with the input added where shapes agree."""
+        """The block's output; the input is added if the shapes agree."""
         inner = self.act1(self.bn1(self.conv_pw(x)))
         inner = self.se(self.act2(self.bn2(self.conv_dw(inner))))
         inner = self.bn3(self.conv_pwl(inner))
@@ -83,7 +83,7 @@ class InvertedResidual(nn.Module):
 
 
 class EfficientNet(UnitModel):
-    """Stem, seven stages of inverted blocks, a wide 1x1, mean over the image, linear."""
+    """Stem, seven stages of inverted residual blocks, a wide 1x1, global mean pool, linear."""
 
     def __init__(self, variant: EfficientNetVariant, *, num_classes: int):
         super().__init__()

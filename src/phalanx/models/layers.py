@@ -1,4 +1,4 @@
-"""The layers models are made of."""
+"""The layers of our models."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -8,14 +8,14 @@ from phalanx.models.norms import build_norm
 
 
 def pad_same(x: Tensor, size: int, stride: int, *, value: float = 0.0) -> Tensor:
-    """Pad so that ceil(edge / stride) windows fit, the odd pixel below and to the right."""
+    """Pad so that ceil(side / stride) windows fit; an odd pixel goes below and to the right."""
     padding = [max((-(-edge // stride) - 1) * stride + size - edge, 0) for edge in x.shape[2:]]
     high, wide = padding
     return F.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2), value=value)
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution that pads as TensorFlow's SAME does."""
+    """A convolution with TensorFlow's SAME padding."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Pad, then convolve."""
@@ -23,15 +23,15 @@ class SameConv2d(nn.Conv2d):
 
 
 class SameMaxPool(nn.Module):
-    """3x3 max-pool of stride 2 that pads as TensorFlow's SAME does."""
+    """3x3 max-pool of stride 2 with TensorFlow's SAME padding."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pad with what never wins, then pool."""
+        """Pad with -inf, which is never the maximum, then pool."""
         return F.max_pool2d(pad_same(x, 3, 2, value=float("-inf")), 3, stride=2)
 
 
 class LayerFactory:
-    """Makes convolutions, norms and pools as a variant wants them."""
+    """Builds the convolutions, norms and pools of a variant."""
 
     def __init__(self, variant: Variant):
         self._norm, self._same_padding = variant.norm, variant.padding == "same"
@@ -39,7 +39,7 @@ class LayerFactory:
     def conv(self, inp: int, out: int, size: int, *, stride: int = 1, groups: int = 1) -> nn.Conv2d:
         """A convolution that keeps the image's size at stride 1.
 
-        The norm after it has the bias; where there is none, the convolution has it.
+        It has a bias only if there is no norm after it.
         """
         bias = self._norm.type == "none"
         if self._same_padding and stride > 1:  # at stride 1 both paddings are the same
@@ -64,7 +64,7 @@ class GlobalAvgPool(nn.Module):
 
 
 class GlobalMaxPool(nn.Module):
-    """Largest value over height and width: one vector per image."""
+    """Maximum over height and width: one vector per image."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, C, H, W] to [N, C]."""
@@ -72,7 +72,7 @@ class GlobalMaxPool(nn.Module):
 
 
 class Scale(nn.Module):
-    """Multiplies by a constant: keeps the first logits small, so that training starts gently."""
+    """Multiplies by a constant: keeps the initial logits small, so that training starts gently."""
 
     def __init__(self, factor: float):
         super().__init__()
@@ -84,7 +84,7 @@ class Scale(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Zeroes values at a rate, by noise drawn outside; without noise it does nothing."""
+    """Dropout whose noise is an argument of forward; without noise nothing is dropped."""
 
     def __init__(self, rate: float):
         super().__init__()
@@ -96,15 +96,15 @@ class Dropout(nn.Module):
 
 
 def _drop(x: Tensor, rate: float, noise: Tensor) -> Tensor:
-    """Zero where the noise is below the rate, and scale the rest so that the mean stays."""
+    """Zero where the noise is below the rate, and scale the rest to keep the mean."""
     return x * ((noise >= rate).to(x.dtype) / (1 - rate))
 
 
 def drop_path(x: Tensor, rate: float, noise: Tensor | None) -> Tensor:
-    """Drop a block's whole contribution for some of the images; `noise` is [N, 1]."""
+    """Drop the residual branch of a block for some of the images; `noise` is [N, 1]."""
     return x if noise is None else _drop(x, rate, noise[:, :, None, None])
 
 
 def drop_path_rate(variant: Variant, index: int, blocks: int) -> float:
-    """The rate of the block with that index: none for the first, growing evenly."""
+    """The drop-path rate of a block: 0 for the first, growing linearly."""
     return variant.drop_path * index / blocks

@@ -1,4 +1,4 @@
-"""The norms: torch's own, and those that torch does not have."""
+"""Norm layers: torch's, and variants that torch does not have."""
 
 from collections.abc import Callable
 
@@ -9,19 +9,19 @@ from phalanx.catalog.variant import Norm
 
 
 def _to_float32_or_64(x: Tensor) -> Tensor:
-    """The values in 32 bits; those of 64 stay."""
+    """The values in float32; float64 is kept."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 class OnePassBatchNorm(nn.BatchNorm2d):
     """Batch norm with the variance from one pass, mean(x*x) - mean(x)**2.
 
-    One read of the input instead of two; loses digits where the mean is far larger than the
-    spread, which is why it is not the default.
+    Reads the input once instead of twice; loses precision if the mean is much larger than the
+    standard deviation, which is why it is not the default.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise with the batch's statistics in training, with the running ones else."""
+        """Normalise with the batch's statistics in training, else with the running ones."""
         if not self.training:
             return super().forward(x)
         wide = _to_float32_or_64(x)
@@ -43,7 +43,7 @@ class OnePassBatchNorm(nn.BatchNorm2d):
 
 
 class InterleavedGroupNorm(nn.GroupNorm):
-    """Group norm whose group g holds channels g, g+G, g+2G..., for G groups."""
+    """Group norm whose group g consists of channels g, g+G, g+2G..., for G groups."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each image's groups."""
@@ -58,10 +58,10 @@ class InterleavedGroupNorm(nn.GroupNorm):
 
 
 class FullPrecision(nn.Module):
-    """Mixed into a norm: computes in 32 bits, and gives the type of its input."""
+    """Mixin for a norm: computes in float32, and returns the dtype of its input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The norm below this class, with autocast off."""
+        """The norm's forward with autocast off."""
         with torch.autocast(x.device.type, enabled=False):
             return super().forward(x.float()).to(x.dtype)
 

@@ -1,25 +1,25 @@
-"""Recomputation: the outputs of some modules are stored, everything between is computed again.
+"""Recomputation: the outputs of some modules are stored, everything between is recomputed.
 
 Why not torch.utils.checkpoint? It calls a module's forward a second time. Batch norm would then
-update its running statistics twice, what a network drops at random would have to be drawn again,
-and everything inside a segment is in memory at once, needed or not. A recorder works below modules,
-on single operations:
+update its running statistics twice, dropout would have to be drawn again, and everything inside a
+segment would be in memory at once, needed or not. The recorder here works below modules, on single
+operations:
 
 - During the forward pass it sees every operation below autograd and autocast, as one call on plain
-  tensors, and notes which operation made which tensor from which (`_ForwardRecorder`).
-- Where autograd would save a tensor, the hooks of torch.autograd.graph.saved_tensors_hooks give it
-  a small handle instead (`_pack`). The tensor itself is freed as soon as the network drops it.
-- When the backward pass asks for the tensor of a handle (`_unpack`), the operations between the
-  nearest tensors that are available and this one are run again, and no others. Operations that
-  change a buffer are never among them, so running statistics are updated once.
+  tensors, and records which operation made which tensor from which (`_ForwardRecorder`).
+- Where autograd would save a tensor, the hooks of torch.autograd.graph.saved_tensors_hooks save a
+  small handle instead (`_pack`). The tensor itself is freed as soon as the network drops it.
+- When the backward pass needs the tensor of a handle (`_unpack`), only the operations between the
+  nearest available tensors and this one are run again. Operations that change a buffer are never
+  among them, so running statistics are updated once.
 
-Three things are always available: tensors that `store` was called for, tensors that the pass got
-from outside (images, weights), and results that cannot be computed again because they were drawn
-at random or written in place.
+Three kinds of tensors are always available: those that `store` was called for, inputs from outside
+the pass (images, weights), and results that cannot be recomputed because they are random or were
+written in place.
 
 Lifetimes need no bookkeeping. Autograd holds handles; a handle holds its tensor's record; a record
-holds the operation that makes it; an operation holds the records of its inputs. All references the
-other way are weak, so whatever no handle leads to is freed at once.
+holds the operation that makes it; an operation holds the records of its inputs. References in the
+other direction are weak, so anything that no handle leads to is freed at once.
 """
 
 import weakref
@@ -40,8 +40,8 @@ from phalanx.models.units import ModelPart, UnitModel
 from phalanx.plan.recompute import find_kept_modules, match_modules
 
 _Key = tuple[Any, ...]
-_SMALL_BYTES = 16 * 1024  # such a tensor is stored: to record its operation would cost as much
-# these update the running statistics, arguments 3 and 4, and their schemas do not say so
+_SMALL_BYTES = 16 * 1024  # tensors up to this size are stored: recording would cost as much
+# these update the running statistics, arguments 3 and 4, although their schemas do not say so
 _BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
 _RUNNING_STATISTICS = (3, 4)
 
@@ -49,10 +49,10 @@ _RUNNING_STATISTICS = (3, 4)
 def enable_recomputation(
     model: nn.Module, patterns: Sequence[str], *, variant: Variant
 ) -> tuple[str, ...]:
-    """Make training passes store nothing but these modules' outputs; gives the modules' paths.
+    """Make training passes store only the outputs of these modules; returns their paths.
 
     Without patterns the output of every unit is stored. Names, weights, results and gradients
-    stay as they were, and passes without gradients run as before.
+    do not change, and passes without gradients run as before.
     """
     paths = find_kept_modules(variant, patterns, model="the model") or _find_paths(model, patterns)
     if isinstance(model, ModelPart):
@@ -69,7 +69,7 @@ def enable_recomputation(
 
 
 def _find_paths(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
-    """The paths in a network that no table knows: without patterns, its units or its children."""
+    """The paths in a plugin's network; without patterns, of its units or its children."""
     if patterns:
         names = [path.replace(".", "/") for path, _ in model.named_modules() if path]
         return match_modules(patterns, {name: (name,) for name in names}, model="the network")
@@ -83,14 +83,14 @@ def _find_paths(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class RecordedTensor:
-    """A tensor of a forward pass: stored, or known by the operation that makes it."""
+    """A tensor of a forward pass: stored, or with the operation that makes it."""
 
     op: "_RecordedOp | None" = None
     stored: Tensor | None = None
     handle: "weakref.ref[_SavedTensorHandle] | None" = None
 
     def find(self) -> Tensor | None:
-        """The tensor, if it is stored, or was recomputed and a handle still wants it."""
+        """The tensor, if it is stored, or was recomputed and is still held by a handle."""
         if self.stored is not None:
             return self.stored
         handle = self.handle and self.handle()
@@ -99,7 +99,7 @@ class RecordedTensor:
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class _SavedTensorHandle:
-    """What autograd holds in place of a tensor; once it is freed, so is what was recomputed."""
+    """What autograd saves instead of a tensor; when freed, it frees the recomputed tensor, too."""
 
     recorded: RecordedTensor
     recomputed: Tensor | None = None
@@ -107,7 +107,7 @@ class _SavedTensorHandle:
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class _RecordedOp:
-    """One operation, with records in the places of tensors."""
+    """One operation, with records instead of tensors in its arguments."""
 
     func: Any
     args: Sequence[Any]
@@ -116,7 +116,7 @@ class _RecordedOp:
     outputs: list[weakref.ref[RecordedTensor] | None] = field(default_factory=list)
 
     def run(self, tensors: Mapping[RecordedTensor, Tensor]) -> Sequence[Any]:
-        """Compute the outputs again; `tensors` has the inputs that are not available."""
+        """Recompute the outputs; `tensors` has the inputs that are not otherwise available."""
         args = _with_tensors(self.args, tensors)
         if _is_batch_norm(self.func):  # update copies of the statistics, which are then dropped
             for place in _RUNNING_STATISTICS:
@@ -126,7 +126,7 @@ class _RecordedOp:
 
 
 def _with_tensors(part: Any, tensors: Mapping[RecordedTensor, Tensor]) -> Any:
-    """An argument with tensors in the places of records."""
+    """An argument with its records replaced by tensors."""
     if isinstance(part, RecordedTensor):
         found = part.find()
         return tensors[part] if found is None else found
@@ -136,30 +136,30 @@ def _with_tensors(part: Any, tensors: Mapping[RecordedTensor, Tensor]) -> Any:
 
 
 class _ForwardRecorder(TorchDispatchMode):
-    """Records the operations of a model's training passes; `store` says which tensors stay."""
+    """Records the operations of a model's training passes; `store` keeps a tensor."""
 
     def __init__(self) -> None:
         super().__init__()
         self._records: dict[_Key, RecordedTensor] = {}
         self._by_storage: dict[int, list[RecordedTensor]] = {}  # by address
-        # an address is not used again for another storage while a weak reference to it exists
+        # an address is not reused for another storage while a weak reference to it exists
         self._storages: dict[int, StorageWeakRef] = {}
         self._hooks: saved_tensors_hooks | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Let torch call us without a wrapper that costs more than half of what we do."""
+        """Avoid torch's wrapper, which would cost more than half as much as the recorder itself."""
         return False
 
     def start(self, model: nn.Module, _inputs: Any) -> None:
-        """A hook: record a pass that gradients are wanted of."""
+        """A hook: start recording, if the pass is one with gradients."""
         if model.training and torch.is_grad_enabled():
             self._hooks = saved_tensors_hooks(self._pack, _unpack)
             self._hooks.__enter__()
             self.__enter__()
 
     def store(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
-        """A hook: keep a module's output, so that nothing before it is run again for its sake."""
+        """A hook: store a module's output, so that it need not be recomputed."""
         recorded = self._records.get(_identify(output)) if self._hooks else None
         if recorded is not None and recorded.stored is None:
             recorded.stored = output.detach()
@@ -175,7 +175,7 @@ class _ForwardRecorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Run the operation, and record it where it can be run again."""
+        """Run the operation, and record it if it can be run again."""
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags:
             return func(*args, **kwargs)
@@ -190,7 +190,7 @@ class _ForwardRecorder(TorchDispatchMode):
     def _run_in_place(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operation that writes into its first argument, as x.relu_() does.
 
-        It is recorded as the operation that gives the same in new memory.
+        It is recorded as its out-of-place equivalent.
         """
         target: Any = args[0] if args else None
         old = self._records.get(_identify(target)) if isinstance(target, Tensor) else None
@@ -200,17 +200,17 @@ class _ForwardRecorder(TorchDispatchMode):
         out_of_place = _find_out_of_place(func)
         if old is None or old.op is None or out_of_place is None:
             return func(*args, **kwargs)
-        # autograd raises the version only after we return
+        # autograd increments the version only after we return
         key = _identify(target, version=target._version + 1)
         op = self._record_op(out_of_place, args, kwargs)
         out = func(*args, **kwargs)
         recorded = self._record_output(op, target, key=key)
-        # what was stored is overwritten: its memory stores the new tensor instead
+        # the stored tensor was overwritten: its memory now stores the new one
         recorded.stored = target.detach() if was_stored else None
         return out
 
     def _give_up_storage(self, address: int) -> None:
-        """Before memory is overwritten: no record may rely on what it holds now."""
+        """Before memory is overwritten: make sure that no record depends on its contents."""
         for recorded in self._by_storage.get(address, ()):
             if recorded.stored is not None:
                 recorded.stored = recorded.stored.clone() if recorded.op is None else None
@@ -221,11 +221,11 @@ class _ForwardRecorder(TorchDispatchMode):
         return _RecordedOp(func, self._with_records(args, inputs), named, inputs)
 
     def _with_records(self, part: Any, inputs: list[RecordedTensor]) -> Any:
-        """An argument with records in the places of tensors, which are added to `inputs`."""
+        """An argument with its tensors replaced by records, which are added to `inputs`."""
         if isinstance(part, Tensor):
             key = _identify(part)
             recorded = self._records.get(key)
-            if recorded is None:  # it comes from outside of the pass
+            if recorded is None:  # an input from outside the pass
                 recorded = self._add(key, part, RecordedTensor(stored=part.detach()))
             inputs.append(recorded)
             return recorded
@@ -236,7 +236,7 @@ class _ForwardRecorder(TorchDispatchMode):
     def _record_output(
         self, op: _RecordedOp, tensor: Any, *, key: _Key | None = None
     ) -> RecordedTensor:
-        """Remember what made a tensor."""
+        """Record which operation made a tensor."""
         recorded = RecordedTensor(op)
         op.outputs.append(weakref.ref(recorded) if isinstance(tensor, Tensor) else None)
         if isinstance(tensor, Tensor):
@@ -251,7 +251,7 @@ class _ForwardRecorder(TorchDispatchMode):
         return self._records.setdefault(key, recorded)  # an alias of a known tensor is that tensor
 
     def _pack(self, tensor: Tensor) -> _SavedTensorHandle:
-        """The handle for a tensor that autograd wants to save: one for each tensor."""
+        """The handle for a tensor that autograd wants to save; one per tensor."""
         key = _identify(tensor)
         recorded = self._records.get(key) or self._add(key, tensor, RecordedTensor())
         if recorded.stored is None and (
@@ -267,7 +267,7 @@ class _ForwardRecorder(TorchDispatchMode):
 
 
 def _identify(tensor: Tensor, *, version: int | None = None) -> _Key:
-    """What tells a tensor from all others of its pass: its memory, its shape and its version."""
+    """A key that identifies a tensor within its pass: its memory, shape and version."""
     return (
         tensor.untyped_storage()._cdata,
         tensor._version if version is None else version,
@@ -291,7 +291,7 @@ def _is_batch_norm(func: Any) -> bool:
 
 @lru_cache(maxsize=256)
 def _find_out_of_place(func: Any) -> Any:
-    """The operation that returns what this one writes: relu for relu_; None if there is none."""
+    """The out-of-place equivalent of an operation, relu for relu_; None if there is none."""
     namespace, _, name = func._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
     if not name.endswith("_") or packet is None or func._overloadname not in packet.overloads():
@@ -300,11 +300,11 @@ def _find_out_of_place(func: Any) -> Any:
 
 
 def _unpack(handle: _SavedTensorHandle) -> Tensor:
-    """The tensor of a handle, recomputed if need be."""
+    """The tensor of a handle, recomputed if necessary."""
     found = handle.recorded.find()
     if found is not None:
         return found
-    # casts were recorded as operations of their own: autocast must not add more
+    # casts were recorded as separate operations: autocast must not add more
     with torch.no_grad(), torch._C._DisableAutocast():
         return _recompute(handle.recorded)
 
@@ -312,7 +312,7 @@ def _unpack(handle: _SavedTensorHandle) -> Tensor:
 def _recompute(wanted: RecordedTensor) -> Tensor:
     """Run the operations that lead to a tensor; each result is freed after its last use.
 
-    A result that a handle is waiting for is left there: it will be asked for soon.
+    A result that has a handle is kept there: it will be needed soon.
     """
     ops = _find_ops(wanted)
     uses = Counter(recorded for op in ops for recorded in op.inputs)

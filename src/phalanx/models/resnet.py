@@ -1,6 +1,6 @@
-"""ResNet and ResNeXt for large and small images, module tree and parameter names as timm's.
+"""ResNet and ResNeXt for large and small images, with timm's module tree and parameter names.
 
-And the ResNet-9 of fast CIFAR training.
+Also the ResNet-9 for fast training on CIFAR.
 """
 
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from phalanx.models.units import UnitModel
 
 
 def _zero_last(conv: nn.Module, norm: nn.Module) -> None:
-    """Make the layer before the sum give zeros: the norm, or the convolution without one."""
+    """Zero the weight of the last layer before the sum: of the norm, else of the convolution."""
     last = conv if isinstance(norm, nn.Identity) else norm
     nn.init.zeros_(last.get_parameter("weight"))
 
@@ -41,11 +41,11 @@ class BasicBlock(nn.Module):
         self.rate = rate
 
     def zero_init_last(self) -> None:
-        """Make the block start as its bare shortcut."""
+        """Make the residual branch start at zero, so that the block is just its shortcut."""
         _zero_last(self.conv2, self.bn2)
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
-        """One residual step."""
+        """The block's output."""
         inner = self.act1(self.bn1(self.conv1(x)))
         inner = self.bn2(self.conv2(inner))
         return self.act2(drop_path(inner, self.rate, noise) + self.downsample(x))
@@ -54,8 +54,8 @@ class BasicBlock(nn.Module):
 class Bottleneck(nn.Module):
     """1x1 narrow, 3x3, 1x1 widen, plus the shortcut.
 
-    The stride sits on the 3x3 ("v1.5") unless the variant says otherwise: the paper has it on the
-    first 1x1 ("v1"), which throws three quarters of the input away before anything looks at it.
+    The stride is on the 3x3 ("v1.5") unless the variant says otherwise: the paper has it on the
+    first 1x1 ("v1"), which discards three quarters of the input unseen.
     """
 
     def __init__(self, block: Block, variant: ResNetVariant, *, rate: float = 0.0):
@@ -75,11 +75,11 @@ class Bottleneck(nn.Module):
         self.rate = rate
 
     def zero_init_last(self) -> None:
-        """Make the block start as its bare shortcut."""
+        """Make the residual branch start at zero, so that the block is just its shortcut."""
         _zero_last(self.conv3, self.bn3)
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
-        """One residual step."""
+        """The block's output."""
         inner = self.act1(self.bn1(self.conv1(x)))
         inner = self.act2(self.bn2(self.conv2(inner)))
         inner = self.bn3(self.conv3(inner))
@@ -90,20 +90,20 @@ _BLOCKS: dict[str, type[BasicBlock | Bottleneck]] = {"basic": BasicBlock, "bottl
 
 
 class SliceAndPad(nn.Module):
-    """Shortcut type A: every stride-th pixel, and zeros for the channels that are new."""
+    """Shortcut type A: every stride-th pixel, and zeros for new channels."""
 
     def __init__(self, stride: int, new_channels: int):
         super().__init__()
         self.stride, self.new_channels = stride, new_channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """No weights: the input itself, thinned out and padded."""
+        """The input, subsampled and padded; there are no weights."""
         thinned = x[:, :, :: self.stride, :: self.stride]
         return F.pad(thinned, (0, 0, 0, 0, 0, self.new_channels))
 
 
 def build_shortcut(block: Block, variant: ResNetVariant) -> nn.Module:
-    """A strided 1x1 where the variant projects, else the input itself, made to fit."""
+    """A strided 1x1 if the variant projects, else the input, subsampled and padded if needed."""
     if variant.projects(block):
         layers = LayerFactory(variant)
         project = layers.conv(block.channels_in, block.channels_out, 1, stride=block.stride)
@@ -114,7 +114,7 @@ def build_shortcut(block: Block, variant: ResNetVariant) -> nn.Module:
 
 
 class ResNet(UnitModel):
-    """Stem, stages of residual blocks, mean over the image, one linear layer."""
+    """Stem, stages of residual blocks, global mean pool, linear."""
 
     def __init__(self, variant: ResNetVariant, *, num_classes: int):
         super().__init__()
@@ -152,12 +152,12 @@ class ConvPool(nn.Module):
         self.pool = nn.MaxPool2d(2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Half the edge, new channels."""
+        """`out` channels at half the height and width."""
         return self.pool(self.act1(self.bn1(self.conv1(x))))
 
 
 class ResidualConvPair(nn.Module):
-    """Two convolutions, each with norm and ReLU, added to the input after the last ReLU."""
+    """Two convolutions, each with norm and ReLU; the input is added after the last ReLU."""
 
     def __init__(self, width: int, layers: LayerFactory, *, rate: float):
         super().__init__()
@@ -170,14 +170,14 @@ class ResidualConvPair(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
-        """One residual step."""
+        """The block's output."""
         inner = self.act1(self.bn1(self.conv1(x)))
         inner = self.act2(self.bn2(self.conv2(inner)))
         return x + drop_path(inner, self.rate, noise)
 
 
 class FastResNet(UnitModel):
-    """Stem, three halving stages of which some have a residual block, largest value, linear."""
+    """Stem, three stages with max-pools, some with a residual block, global max-pool, linear."""
 
     def __init__(self, variant: FastResNetVariant, *, num_classes: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the stages of a model cost: their share of the time, and the memory of each."""
+"""The cost of the stages of a model: share of the time, and memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from phalanx.models.recompute import enable_recomputation
 from phalanx.models.step_memory import HALF_BYTES, BytesPerWeight, Memory, PassSpec, trace_pass
 from phalanx.models.units import ModelPart, to_unit_model
 
-# Time that a number takes which is kept for the backward pass, in that of a multiply-add. Norms and
-# activations are bound by memory; without them the first layers would be taken for cheap. Measured
-# on a CPU: docs/pipelines.md.
+# Time per number saved for the backward pass, relative to a multiply-add. Norms and activations are
+# bound by memory; without this term the first layers would seem cheap. Measured on a CPU:
+# docs/pipelines.md.
 _MACS_PER_ACTIVATION = 24
-_COUNTED_BATCH = 2  # a batch norm refuses less
+_COUNTED_BATCH = 2  # the least that batch norm accepts
 _FULL_BYTES = 4
 
 
@@ -26,7 +26,7 @@ def _count(variant: Variant, num_classes: int, image_size: int) -> tuple[UnitCou
 
 
 def estimate_costs(variant: Variant, *, num_classes: int, image_size: int) -> dict[str, float]:
-    """What the passes of one image through each unit cost, in multiply-adds of a forward pass."""
+    """The cost of each unit for one image, in multiply-adds of a forward pass."""
     kept = _FULL_BYTES * _COUNTED_BATCH
     return {
         unit.name: unit.macs + _MACS_PER_ACTIVATION * unit.activation_bytes / kept
@@ -35,16 +35,16 @@ def estimate_costs(variant: Variant, *, num_classes: int, image_size: int) -> di
 
 
 def list_units(variant: Variant, *, num_classes: int, image_size: int) -> list[str]:
-    """The names of a network's units in the order of the data, for a plugin's, too."""
+    """The names of a network's units in order, also for a plugin's network."""
     return [unit.name for unit in _count(variant, num_classes, image_size)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageSpec:
-    """A stage to be looked at."""
+    """A stage whose cost is wanted."""
 
     units: tuple[str, ...]
-    in_flight: int  # micro-batches whose forward pass is done and whose backward pass is not
+    in_flight: int  # most micro-batches between their forward and backward passes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,8 @@ class StageCost:
     parameters: int
     share: float  # of the time that the whole model takes
     in_flight: int
-    received: int  # bytes of activations from the stage before
-    sent: int  # ... to the stage behind
+    received: int  # bytes of activations from the previous stage
+    sent: int  # ... to the next stage
     statistics: int  # bytes of its batch norms' running means and variances
     memory: Memory
 
@@ -69,7 +69,7 @@ def predict_stages(
     per_weight: BytesPerWeight,
     stages: Sequence[StageSpec],
 ) -> tuple[StageCost, ...]:
-    """The figures of every stage on a device of its own."""
+    """The figures of every stage, each on its own device."""
     costs = estimate_costs(
         variant, num_classes=one_pass.num_classes, image_size=one_pass.image_size
     )

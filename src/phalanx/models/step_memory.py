@@ -1,4 +1,4 @@
-"""The memory of a training step, predicted by a pass over a network without values."""
+"""The memory of a training step, predicted by a pass on the meta device."""
 
 import weakref
 from collections.abc import Iterable, Sequence
@@ -23,60 +23,60 @@ HALF_BYTES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class BytesPerWeight:
-    """What every number of a weight costs, whatever the batch."""
+    """The bytes for each element of the weights, independent of the batch."""
 
     weight: int = 4
     gradient: int = 4
-    optimizer: int = 4  # its state: 4 for momentum, 8 for AdamW
+    optimizer: int = 4  # optimizer state: 4 for momentum, 8 for AdamW
     update: int = 0  # temporaries during an update
-    average: int = 0  # of a running average of the weights
-    accumulates: bool = False  # a pass begins with the gradients of micro-batches before it
+    average: int = 0  # moving average of the weights
+    accumulates: bool = False  # whether gradients of earlier micro-batches exist before a pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of a training step by what they are for, and the most there are at once."""
+    """The bytes of a training step by purpose, and the peak."""
 
     weights: int  # with buffers
     gradients: int
     optimizer: int
-    averages: int = 0  # of the weights, where they are made
-    sums: int = 0  # of the gradients of all replicas, where they are kept apart
-    statistics: int = 0  # the running ones of replicas, where there are several
-    activations: int  # there between the forward and the backward pass of a micro-batch
-    transfers: int = 0  # between stages: what waits to be sent, or was received ahead of its pass
-    working: int  # what the peak has beyond all these; below 0 where they are not there together
+    averages: int = 0  # of the weights, if they are averaged
+    sums: int = 0  # of the gradients of all replicas, if they are stored separately
+    statistics: int = 0  # running statistics of replicas, if there are several
+    activations: int  # kept between the forward and the backward pass of a micro-batch
+    transfers: int = 0  # between stages: waiting to be sent, or received ahead of its pass
+    working: int  # the rest of the peak; below 0 if the others are not all needed at once
     peak: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassSpec:
-    """What a pass through a model is like."""
+    """The shape and precision of a pass through a model."""
 
     num_classes: int
     batch: int
     image_size: int
-    half: bool = False  # as 16.32 computes
-    stored: tuple[str, ...] | None = None  # recomputation's patterns, None without it
-    fuse: Fuse | None = None  # gives units kernels of their own
+    half: bool = False  # with precision 16.32
+    stored: tuple[str, ...] | None = None  # the patterns of recomputation; None without it
+    fuse: Fuse | None = None  # makes units use fused kernels
 
     def build(self, variant: Variant) -> nn.Module:
-        """The model on the meta device, in training."""
+        """The model on the meta device, in training mode."""
         return build_on_meta(
             variant, num_classes=self.num_classes, half=self.half, fuse=self.fuse
         ).train()
 
     def make_images(self) -> Tensor:
-        """A micro-batch without values."""
+        """A micro-batch on the meta device."""
         return torch.empty(self.batch, 3, self.image_size, self.image_size, device="meta")
 
 
-@lru_cache(maxsize=64)  # a pass over the network each: a second for large ones
+@lru_cache(maxsize=64)  # each call runs a pass: a second for large networks
 def predict_memory(variant: Variant, one_pass: PassSpec, *, per_weight: BytesPerWeight) -> Memory:
     """The memory of a step on one device.
 
-    Weights that have 16 bits themselves are not copied for passes in 16 bits. Not included: what
-    libraries take for themselves, and images that wait for later steps.
+    16-bit weights are not copied for passes in 16 bits. Not included: memory that libraries
+    allocate for themselves, and images that wait for later steps.
     """
     model, recomputes = one_pass.build(variant), one_pass.stored is not None
     if one_pass.stored is not None:
@@ -88,7 +88,7 @@ def predict_memory(variant: Variant, one_pass: PassSpec, *, per_weight: BytesPer
 
 
 class _TracedPass(NamedTuple):
-    """What became of a pass on the meta device."""
+    """The result of a pass on the meta device."""
 
     memory: Memory
     output: Tensor
@@ -104,14 +104,14 @@ def trace_pass(
     is_last: bool = True,
     in_flight: int = 1,
 ) -> _TracedPass:
-    """The memory of the passes of a model, or of a stage with so many micro-batches in flight.
+    """The memory of the passes of a model, or of a stage with `in_flight` micro-batches.
 
     Each of these keeps its activations. A stage also holds the input and the gradient that it has
     received ahead of their passes, and a gradient until it is sent; outputs are kept anyway.
 
-    x: requires a gradient where another stage has sent it. copied: autocast copies the weights of
-    its layers for a pass. Autograd keeps the copies for the backward pass, unless they are made
-    again there.
+    x: requires a gradient if it comes from another stage. copied: whether autocast copies the
+    weights of its layers for a pass. Autograd keeps the copies for the backward pass, unless they
+    are recomputed there.
     """
     count = sum(weight.numel() for weight in model.parameters())
     gradients, optimizer = count * per_weight.gradient, count * per_weight.optimizer
@@ -144,13 +144,13 @@ def trace_pass(
 
 @lru_cache(maxsize=64)
 def count_statistics_bytes(variant: Variant, *, num_classes: int) -> int:
-    """Bytes of the means and variances that a model's batch norms keep."""
+    """The bytes of the running means and variances of a model's batch norms."""
     model = build_on_meta(variant, num_classes=num_classes, half=False)
     return sum(buffer.nbytes for buffer in model.buffers() if buffer.is_floating_point())
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all tensors that operations make, for as long as they are alive."""
+    """Counts the bytes of all tensors that operations create, while they are alive."""
 
     def __init__(self, start: int = 0):
         super().__init__()
@@ -160,7 +160,7 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Run the operation, and count what is new among its outputs."""
+        """Run the operation, and count the new storages among its outputs."""
         out = func(*args, **(kwargs or {}))
         inputs = {id(part) for part in args if isinstance(part, Tensor)}
         for tensor in out if isinstance(out, list | tuple) else (out,):
@@ -169,12 +169,12 @@ class LiveBytes(TorchDispatchMode):
         return out
 
     def add(self, count: int) -> None:
-        """Count bytes that are more or fewer from now on."""
+        """Add a number of bytes, which may be negative."""
         self.bytes += count
         self.peak = max(self.peak, self.bytes)
 
     def ignore(self, tensor: Tensor) -> None:
-        """Never count this one: it is there anyway."""
+        """Never count this tensor, which is counted elsewhere."""
         storage = tensor.untyped_storage()
         self._alive[storage._cdata] = weakref.ref(storage)
 
@@ -192,22 +192,22 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _autocast_weights(model: nn.Module) -> list[Tensor]:
-    """The weights that autocast makes a 16-bit copy of for a pass."""
+    """The weights that autocast copies to 16 bits for a pass."""
     layers = [module for module in model.modules() if isinstance(module, AUTOCAST_LAYERS)]
     return [weight for layer in layers for weight in layer.parameters()]
 
 
 def _half_bytes(weights: Iterable[Tensor]) -> int:
-    """What 16-bit copies of weights take."""
+    """The bytes of 16-bit copies of weights."""
     return HALF_BYTES * sum(weight.numel() for weight in weights)
 
 
 def _count_gradients(
     model: nn.Module, live: LiveBytes, *, width: int, copied: Iterable[Tensor]
 ) -> None:
-    """Count each finished gradient with that many bytes per number, and drop the one on meta.
+    """Count `width` bytes per element for each finished gradient, and drop the one on meta.
 
-    The weight's copy in 16 bits, if autograd saved one, is freed then.
+    The 16-bit copy of its weight, if autograd saved one, is freed then.
     """
     copies = {id(weight) for weight in copied}
 
@@ -230,7 +230,7 @@ def _run_pass(
     saved: list[Tensor],
     is_last: bool,
 ) -> tuple[int, Tensor]:
-    """Forward, loss and backward under the count; gives the bytes that are alive between them.
+    """Run forward, loss and backward; returns the bytes alive between them, and the output.
 
     The copies that autocast makes are freed when it ends, except for those that autograd saved.
     """
@@ -250,12 +250,12 @@ def _run_pass(
                 output.backward(torch.empty_like(output))
     except (RuntimeError, ValueError) as error:
         reason = str(error).rstrip(".")
-        if "meta tensor" in reason:  # a plugin's network that looks at values
+        if "meta tensor" in reason:  # a plugin's network that reads values
             raise explain_uncounted(error) from error
         raise ConfigError(
             f"a batch of {' x '.join(map(str, received.shape))} cannot be trained on: {reason}; "
             "try another --batch-size or --image-size"
         ) from error
-    except Exception as error:  # of a plugin
+    except Exception as error:  # from a plugin
         raise explain_uncounted(error) from error
     return between, output.detach()

@@ -1,4 +1,4 @@
-"""A model as an ordered table of units: forward, splits and per-layer reports go through it.
+"""A model as an ordered table of units, used by forward, pipeline splits and reports.
 
 Also the random numbers of dropout and drop-path, which are drawn outside the model. They are the
 counter-based draws of phalanx.plan.draws, made on the device: a number is a pure function of the
@@ -15,19 +15,19 @@ from phalanx.kernels.random_bits import draw_bits, shift_right, to_signed
 from phalanx.plan.draws import stream_key
 
 FusedUnit = Callable[[Tensor, Tensor | None], Tensor]
-"""Runs a whole unit, given its input and the noise of the module in it that drops something."""
+"""Runs a whole unit, given its input and the noise of the module in it that has dropout."""
 
 
 class UnitModel(nn.Module):
     """A module tree with timm's names, and the order in which its parts are called.
 
-    Modules hold no random state. Those that drop something are listed in `noise_sizes`, and are
-    called with that many uniform numbers for each image.
+    Modules have no random state. Those with dropout or drop-path are listed in `noise_sizes`, and
+    are called with that many uniform numbers per image.
     """
 
-    units: dict[str, tuple[str, ...]]  # unit name to module paths, in the order of the data
-    noise_sizes: dict[str, int]  # module path to numbers per image, where the rate is not zero
-    fused: dict[str, FusedUnit]  # units that have kernels of their own for training
+    units: dict[str, tuple[str, ...]]  # unit name to module paths, in the order of execution
+    noise_sizes: dict[str, int]  # module path to numbers per image, if the rate is not zero
+    fused: dict[str, FusedUnit]  # units with fused kernels for training
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class UnitModel(nn.Module):
         self.noise_sizes = sizes
 
     def add_block(self, path: str, block: nn.Module, *, noise: bool = False) -> None:
-        """Add a block at the path `stage.index` as a unit of its own; index 0 makes the stage."""
+        """Add a block at the path `stage.index` as a unit; index 0 creates the stage."""
         stage, _, index = path.rpartition(".")
         parent, _, name = stage.rpartition(".")
         if index == "0":
@@ -60,7 +60,7 @@ class UnitModel(nn.Module):
         return x
 
     def run_unit(self, unit: str, x: Tensor, noise: Mapping[str, Tensor] | None = None) -> Tensor:
-        """What one unit makes of the output of the one before it."""
+        """The output of one unit, from the output of the previous one."""
         if unit in self.fused and self.training and torch.is_grad_enabled():
             drops = [noise[path] for path in self.units[unit] if noise and path in noise]
             return self.fused[unit](x, drops[0] if drops else None)
@@ -71,9 +71,9 @@ class UnitModel(nn.Module):
 
 
 class ModelPart(UnitModel):
-    """Some units of a model in a row: a stage, whose modules have the names they have in the whole.
+    """A stage: some consecutive units of a model, whose modules keep their names.
 
-    The whole model is left without them.
+    It shares these modules with the whole model.
     """
 
     def __init__(self, whole: UnitModel, units: Sequence[str]) -> None:
@@ -89,7 +89,7 @@ class ModelPart(UnitModel):
         }
 
     def _hang(self, path: str, module: nn.Module) -> None:
-        """Add a module at a path, with empty modules for what leads there."""
+        """Add a module at a path, creating empty parent modules."""
         *parents, name = path.split(".")
         holder: nn.Module = self
         for parent in parents:
@@ -100,15 +100,15 @@ class ModelPart(UnitModel):
 
 
 def pick_own(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those tensors of a whole model that belong to this one: all, unless it is a part."""
+    """The tensors of a whole model that belong to this one: all, unless it is a part."""
     if not isinstance(model, ModelPart):
         return dict(tensors)
-    own = model.state_dict()  # an optimizer's tensors have a weight's name, a colon, and their own
+    own = model.state_dict()  # an optimizer's tensors are named WEIGHT:NAME
     return {name: tensor for name, tensor in tensors.items() if name.partition(":")[0] in own}
 
 
 def to_unit_model(model: nn.Module) -> UnitModel:
-    """The model itself if it has units, else a model of which it is the only unit."""
+    """The model itself if it has units, else a model with it as the only unit."""
     if isinstance(model, UnitModel):
         return model
     whole = UnitModel()
@@ -118,7 +118,7 @@ def to_unit_model(model: nn.Module) -> UnitModel:
 
 
 def find_noise_sizes(model: nn.Module) -> Mapping[str, int]:
-    """How many uniform numbers per image a model's modules want, by module path.
+    """How many uniform numbers per image a model's modules need, by module path.
 
     Plugins may still use the older name `chances`.
     """
@@ -127,7 +127,7 @@ def find_noise_sizes(model: nn.Module) -> Mapping[str, int]:
 
 @lru_cache(maxsize=64)
 def _stream_keys(seed: int, names: tuple[str, ...], device: torch.device) -> Tensor:
-    """The keys of several streams, [names, 1, 1]."""
+    """The keys of the named random streams, [names, 1, 1]."""
     keys = [to_signed(int(stream_key(seed, name, 0))) for name in names]
     return torch.tensor(keys, dtype=torch.int64, device=device)[:, None, None]
 
@@ -135,9 +135,9 @@ def _stream_keys(seed: int, names: tuple[str, ...], device: torch.device) -> Ten
 def draw_dropout_noise(
     sizes: Mapping[str, int], *, seed: int, first: int | Tensor, images: int, device: torch.device
 ) -> dict[str, Tensor]:
-    """For each module path, [images, its size] uniform in [0, 1), in steps of 2**-24.
+    """For each module path, [images, size] uniform numbers in [0, 1), multiples of 2**-24.
 
-    Paths of one size are drawn together: a kernel costs the same for one or fifty.
+    Paths of the same size are drawn together: a kernel costs the same for one or fifty.
     """
     noise: dict[str, Tensor] = {}
     for size in sorted(set(sizes.values())):

@@ -1,1 +1,1 @@
-"""How weights are updated."""
+"""Optimizers, weight decay, 16-bit weights and offloaded state."""

@@ -1,4 +1,4 @@
-"""Every optimizer by its name, and how a model gets one."""
+"""The table of all optimizers, and building one for a model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,29 +15,29 @@ _NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
 
 @dataclass(frozen=True, kw_only=True)
 class OptimSettings:
-    """The settings of all optimizers together; each takes those it knows."""
+    """The settings of all optimizers together; each uses those it knows."""
 
     name: str = "sgd"
     momentum: float = 0.9
-    weight_decay: float = 0.0  # beside the optimizer's own step
-    l2: float = 0.0  # in the gradient, before it reaches the optimizer's state
-    betas: tuple[float, float] = (0.9, 0.999)  # what adamw and lamb keep of mean and square
-    eps: float = 1e-8  # in the divisor, wherever there is one
-    rmsprop_decay: float = 0.99  # what both rmsprops keep of the mean square
-    rmsprop_start: float = 1.0  # first mean square of rmsprop_tf
+    weight_decay: float = 0.0  # decoupled: not part of the gradient
+    l2: float = 0.0  # added to the gradient, before the optimizer's state
+    betas: tuple[float, float] = (0.9, 0.999)  # decay of mean and mean square in adamw and lamb
+    eps: float = 1e-8  # added to the divisor, if there is one
+    rmsprop_decay: float = 0.99  # decay of the mean square in rmsprop and rmsprop_tf
+    rmsprop_start: float = 1.0  # initial mean square of rmsprop_tf
     trust_coefficient: float = 0.001  # of lars
     trust_decay: float = 0.0  # inside the steps of lars and lamb
-    norm_bias_lr_scale: float = 1.0  # rate of norms' biases over that of all other weights
+    norm_bias_lr_scale: float = 1.0  # learning rate of norms' biases relative to all others
     velocity_scale: float = 1.0  # of sgd_combined, until `set_velocity_scale`
 
 
 @dataclass(frozen=True)
 class _Footprint:
-    """How many numbers an optimizer needs for each number of a weight."""
+    """How many numbers an optimizer needs for each element of a weight."""
 
     state: int  # between updates
-    with_momentum: int = 0  # between updates too, unless the momentum is 0
-    temporary: int = 0  # more of them during an update
+    with_momentum: int = 0  # between updates, too, unless the momentum is 0
+    temporary: int = 0  # additional during an update
 
     def count_state(self, momentum: float) -> int:
         """Numbers kept between updates."""
@@ -46,7 +46,7 @@ class _Footprint:
 
 @dataclass(frozen=True)
 class _OptimizerRow:
-    """An optimizer's class, its arguments by the settings, and the memory it needs."""
+    """An optimizer's class, its arguments from the settings, and the memory it needs."""
 
     kind: Callable[..., torch.optim.Optimizer]
     arguments: Callable[[OptimSettings], dict[str, Any]]
@@ -63,16 +63,16 @@ OPTIMIZERS = {
     "momentum": _SGD,
     "nesterov": _OptimizerRow(  # v = momentum * v + g; w -= lr * (g + momentum * v)
         torch.optim.SGD,
-        # without momentum it is plain descent, for which torch wants the word left out
+        # without momentum it is plain SGD, for which torch does not accept nesterov=True
         lambda s: {"momentum": s.momentum, "nesterov": s.momentum > 0, "fused": True},
         _Footprint(0, with_momentum=1),
     ),
-    "sgd_combined": _OptimizerRow(  # like sgd, with a velocity that is stored scaled
+    "sgd_combined": _OptimizerRow(  # like sgd, but the velocity is stored scaled
         SgdCombined,
         lambda s: {"momentum": s.momentum, "velocity_scale": s.velocity_scale},
         _Footprint(1),
     ),
-    "adamw": _OptimizerRow(  # Adam; `update` adds the decay that makes it AdamW
+    "adamw": _OptimizerRow(  # Adam; `update` adds the decoupled decay of AdamW
         torch.optim.Adam,
         lambda s: {"betas": s.betas, "eps": s.eps, "fused": True},
         _Footprint(2),
@@ -107,7 +107,7 @@ OPTIMIZERS = {
 
 
 def split_by_decay(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights that decay, and those of norms and biases, told apart by the layer that owns them."""
+    """Weights that decay, and those that do not: the parameters of norms and all biases."""
     decayed: list[Tensor] = []
     not_decayed: list[Tensor] = []
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""Which formula of phalanx.kernels.update an optimizer has, and where its state is."""
+"""The formula of phalanx.kernels.update for each optimizer, and the names of its state."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,24 +15,24 @@ _State = dict[str, Tensor]  # of one weight
 
 @dataclass(frozen=True)
 class _FusedFormula:
-    """A formula of the kernels, and the names of the state it changes; None where it has none."""
+    """A formula of the kernels, and the names of the state it changes; None if it has none."""
 
     name: str  # a key of phalanx.kernels.update.FORMULAS
     first: str | None = None
     second: str | None = None
-    number: str | None = None  # has no element for each of the weight
-    start: float = 0.0  # of `first`
+    number: str | None = None  # a scalar per weight
+    start: float = 0.0  # initial value of `first`
     number_type: torch.dtype = torch.float32
 
     @property
     def has_momentum(self) -> bool:
-        """Whether there is a velocity, for formulas that go without one."""
+        """Whether there is a momentum buffer, for formulas in which it is optional."""
         return "momentum_buffer" in (self.first, self.second)
 
     def find_states(
         self, weights: Sequence[Tensor], optimizer: torch.optim.Optimizer
     ) -> list[_State]:
-        """The state of each weight; of those with a gradient it is complete, and beside them."""
+        """The state of each weight; for those with a gradient it is complete, on their device."""
         states = optimizer.state
         return [
             self._complete(weight, states[weight])
@@ -42,22 +42,22 @@ class _FusedFormula:
         ]
 
     def _complete(self, weight: Tensor, state: _State) -> _State:
-        """The state of a weight that is to be updated, which may be its first time."""
+        """The state of a weight before its update, created if it is the first one."""
         if self.first is not None and self.first not in state:
             state[self.first] = torch.full_like(weight, self.start, requires_grad=False)
         if self.second is not None and self.second not in state:
             state[self.second] = torch.zeros_like(weight, requires_grad=False)
         if self.number is not None:
             found = state.get(self.number)
-            if found is None:  # of a velocity that is 0, any scale will do
+            if found is None:  # a velocity of 0 may have any scale
                 start = 1.0 if self.number == "velocity_scale" else 0.0
                 state[self.number] = torch.full((), start, **self._like(weight))
-            elif found.is_cuda != weight.is_cuda:  # as a checkpoint brought it back
+            elif found.is_cuda != weight.is_cuda:  # restored from a checkpoint
                 state[self.number] = found.to(**self._like(weight))
         return state
 
     def _like(self, weight: Tensor) -> dict[str, Any]:
-        """Where the number of a weight lies, and its type."""
+        """The device and dtype of a weight's scalar."""
         return {"device": weight.device, "dtype": self.number_type}
 
 
@@ -90,13 +90,13 @@ _FORMULAS: dict[type, Callable[[Group], _FusedFormula]] = {
 
 
 def find_fused_formula(optimizer: torch.optim.Optimizer) -> _FusedFormula | None:
-    """The formula of an optimizer that `build_optimizer` made; None for one the kernels lack."""
+    """The formula of an optimizer from `build_optimizer`; None if the kernels do not have it."""
     find = _FORMULAS.get(type(optimizer))
     return None if find is None else find(optimizer.param_groups[0])
 
 
 def find_group_settings(group: Group) -> GroupSettings:
-    """The numbers of a group, for a step with the rate that it has now."""
+    """The settings of a parameter group for the kernels, with its current learning rate."""
     betas = group.get("betas", (0.0, 0.0))
     return GroupSettings(
         lr=group["lr"],

@@ -1,7 +1,7 @@
-"""Weights and optimizer state that have 16 bits between updates and 32 during one.
+"""Weights and optimizer state that are 16-bit between updates and float32 during an update.
 
-No optimizer ever sees 16 bits: during an update float32 copies take the place of the weights in
-its groups and in its state. The parameters themselves, and hooks on them, are the same throughout.
+The optimizer never sees 16-bit tensors: during an update, float32 copies replace the weights in its
+groups and its state. The parameters themselves, and hooks on them, stay the same objects.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ _State = dict[str, Tensor]  # of one weight
 
 @dataclass
 class _HalfWeight:
-    """A 16-bit weight, its state in 16 bits, and the float32 copy that is updated instead."""
+    """A 16-bit weight, its 16-bit state, and the float32 copy that is updated instead."""
 
     weight: Tensor
     state: _State
@@ -31,7 +31,7 @@ class _HalfWeight:
 
 @torch.no_grad()
 def _to_float32(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
-    """Float32 copies of tensors, each in the memory layout of its neighbour in `like`."""
+    """Float32 copies of tensors, each in the memory layout of its counterpart in `like`."""
     copies = [torch.empty_like(t, dtype=torch.float32, requires_grad=False) for t in like]
     if copies:
         torch._foreach_copy_(copies, list(tensors))
@@ -39,12 +39,12 @@ def _to_float32(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tenso
 
 
 def is_per_element(value: object, weight: Tensor) -> bool:
-    """Whether a part of a weight's state has a number for every element; step counts have not."""
+    """Whether a part of a weight's state has the weight's shape, unlike a count of steps."""
     return isinstance(value, Tensor) and value.dim() > 0 and value.shape == weight.shape
 
 
 class HalfWeights:
-    """The 16-bit weights of a model, for any optimizer; weights of 32 bits are left alone."""
+    """The 16-bit weights of a model, for any optimizer; 32-bit weights are not changed."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class HalfWeights:
 
     @contextmanager
     def in_float32(self, step: int) -> Iterator[Tensor]:
-        """Within, the optimizer has float32 weights, gradients and state; after, 16 bits again.
+        """Context in which the optimizer has float32 weights, gradients and state.
 
-        Gives a tensor on the device that holds the update's `COUNTS` afterwards. Scale and clip
-        gradients within: `collect_gradients(optimizer)` has them in float32. Weights that are not
-        updated keep their bits.
+        Yields a tensor on the device that holds the update's `COUNTS` afterwards. Scale and clip
+        gradients inside: `collect_gradients(optimizer)` returns them in float32. Weights that are
+        not updated keep their bits.
         """
         counts = torch.zeros(len(COUNTS), dtype=torch.float64, device=self.device)
         halves = self._replace_by_copies()
@@ -110,7 +110,7 @@ class HalfWeights:
         return list(map(_HalfWeight, weights, states, copies))
 
     def _round_weights(self, halves: list[_HalfWeight], step: int) -> Tensor:
-        """Round the copies into their weights; gives the update's counts."""
+        """Round the copies into their weights; returns the update's counts."""
         weights = [half.weight for half in halves]
         return self._round(
             [half.copy for half in halves],
@@ -120,7 +120,7 @@ class HalfWeights:
         )
 
     def _round_state(self, halves: list[_HalfWeight], step: int) -> None:
-        """Round the copies' state to 16 bits, into the memory it had before."""
+        """Round the copies' state to 16 bits, into its previous memory."""
         names: list[str] = []
         values: list[Tensor] = []
         targets: list[Tensor] = []
@@ -139,12 +139,12 @@ class HalfWeights:
         self._round(values, targets, keys=self._keys(names, step))
 
     def _keys(self, names: Sequence[str], step: int) -> list[int]:
-        """The key of each name's random bits at this step."""
+        """The key of each name's random bits in this step."""
         bases = np.array([stream_key(self.seed, f"rounding {n}", 0) for n in names], np.uint64)
         return mix(bases + GOLDEN + np.uint64(step & MASK)).tolist()
 
     def _exchange(self, others: dict[Tensor, tuple[Tensor, _State]]) -> None:
-        """Replace weights and their state, where they have one, in the optimizer."""
+        """Replace weights, and their state if they have any, in the optimizer."""
         for group in self.optimizer.param_groups:
             group["params"] = [others[w][0] if w in others else w for w in group["params"]]
         for weight, (other, state) in others.items():

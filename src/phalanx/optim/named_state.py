@@ -18,10 +18,10 @@ def name_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> 
 def restore_optimizer_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
 ) -> None:
-    """Give the optimizer what `name_optimizer_state` took from it, each tensor in its own dtype.
+    """Restore what `name_optimizer_state` returned, each tensor in its own dtype.
 
-    A tensor takes its weight's memory layout: torch's fused updates go through both as flat memory.
-    A count of steps belongs beside the weight in fused optimizers, in host memory in all others.
+    A tensor gets its weight's memory layout: torch's fused updates treat both as flat memory.
+    A count of steps is on the weight's device in fused optimizers, in host memory in all others.
     """
     weights = dict(model.named_parameters())
     fused = {

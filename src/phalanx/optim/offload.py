@@ -12,17 +12,17 @@ from phalanx.optim.half_weights import is_per_element
 class Offload:
     """The state of any optimizer, kept in host memory and copied to the device for each update.
 
-    Copies change no bit, so results are those of state that stays on the device. Counts of steps
-    stay where they are.
+    Copies are exact, so results are the same as with state on the device. Counts of steps are not
+    moved.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
-        self._buffers: dict[tuple[int, str], Tensor] = {}  # by weight and name, used at every step
+        self._buffers: dict[tuple[int, str], Tensor] = {}  # by weight and name, reused every step
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Within, the state is beside the weights; after, it is being copied to the host."""
+        """Context in which the state is on the device; its end starts the copy to the host."""
         try:
             with torch.no_grad():
                 for weight, name, value in self._tensors():
@@ -34,7 +34,7 @@ class Offload:
 
     @torch.no_grad()
     def to_host(self) -> None:
-        """Copy the state to the host, and free what the device has of it.
+        """Copy the state to the host, and free it on the device.
 
         Does not wait for the device: call `synchronize` before reading the state.
         """
@@ -49,7 +49,7 @@ class Offload:
                 torch.cuda.current_stream(device).synchronize()
 
     def _tensors(self) -> list[tuple[Tensor, str, Tensor]]:
-        """(weight, name, value) of the state that has a number for every element of its weight."""
+        """(weight, name, value) of all state tensors with the shape of their weight."""
         return [
             (weight, name, value)
             for weight, state in self.optimizer.state.items()
@@ -58,10 +58,10 @@ class Offload:
         ]
 
     def _find_buffer(self, weight: Tensor, name: str, value: Tensor) -> Tensor:
-        """Host memory in the layout of `value`, the same at every step."""
+        """Host memory in the layout of `value`, the same in every step."""
         buffer = self._buffers.get((id(weight), name))
         if buffer is None or buffer.dtype != value.dtype or buffer.stride() != value.stride():
-            # copies to and from pinned memory need no wait
+            # copies to and from pinned memory are asynchronous
             buffer = torch.empty_like(value, device="cpu", pin_memory=weight.device.type == "cuda")
             self._buffers[id(weight), name] = buffer
         return buffer

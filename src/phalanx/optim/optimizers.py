@@ -1,4 +1,4 @@
-"""The optimizers that torch does not have, or not with the same formula."""
+"""Optimizers that torch does not have, or not with the same formula."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -26,19 +26,19 @@ class _ForeachOptimizer(torch.optim.Optimizer):
 
     @abstractmethod
     def update_group(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
-        """Change weights and their state by the group's settings."""
+        """Update weights and their state with the group's settings."""
 
     def tensors(self, name: str, weights: list[Tensor], start: float = 0.0) -> list[Tensor]:
-        """A tensor of state for each weight, in the weight's own memory layout."""
+        """A state tensor for each weight, in the weight's memory layout."""
         for weight in weights:
             if name not in self.state[weight]:
                 self.state[weight][name] = torch.full_like(weight, start)
         return [self.state[weight][name] for weight in weights]
 
     def numbers(self, name: str, weights: list[Tensor], start: float) -> list[Tensor]:
-        """A number of state for each weight, in host memory: reading it waits for nothing.
+        """A scalar state for each weight, in host memory, so that reading it does not wait.
 
-        In float64, which holds any setting as it is.
+        In float64, which represents any setting exactly.
         """
         for weight in weights:
             if name not in self.state[weight]:
@@ -50,12 +50,12 @@ class RmspropTf(_ForeachOptimizer):
     """s = d * s + (1 - d) * g²; b = momentum * b + lr * g / sqrt(s + eps); w -= b.
 
     TensorFlow's RMSprop: PyTorch's has eps outside the root and the learning rate outside the
-    buffer. `start` is the first s: 1 in TensorFlow 1 and in PopART's variant of that name, 0 in
+    buffer. `start` is the initial s: 1 in TensorFlow 1 and in PopART's variant of that name, 0 in
     Keras.
     """
 
     def update_group(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
-        """Change weights, mean squares and buffers."""
+        """Update weights, mean squares and momentum buffers."""
         squares = self.tensors("square_avg", weights, group["start"])
         torch._foreach_mul_(squares, group["decay_rate"])
         torch._foreach_addcmul_(squares, gradients, gradients, value=1 - group["decay_rate"])
@@ -73,14 +73,14 @@ class RmspropTf(_ForeachOptimizer):
 class SgdCombined(_ForeachOptimizer):
     """v = momentum * v + scale * g; w -= lr / scale * v.
 
-    A velocity that is stored larger than it is, for formats with few small numbers: the scale
-    changes nothing but how the velocity is rounded. It follows the loss scale (PopART: velocity
-    scaling = loss scaling / ratio), which may change during a run, so every velocity has its own
-    scale beside it and is rescaled when that changes (`phalanx.optim.update.set_velocity_scale`).
+    The velocity is stored scaled, for formats with few small numbers: the scale only affects how
+    the velocity is rounded. It follows the loss scale (PopART: velocity scaling = loss scaling /
+    ratio), which may change during a run, so every velocity has its own scale in the state and is
+    rescaled when that changes (`phalanx.optim.update.set_velocity_scale`).
     """
 
     def update_group(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
-        """Change weights and their velocities."""
+        """Update weights and velocities."""
         scale = group["velocity_scale"]
         velocities = self.tensors("velocity", weights)
         old_scales = self.numbers("velocity_scale", weights, scale)
@@ -94,9 +94,9 @@ class SgdCombined(_ForeachOptimizer):
         torch._foreach_add_(weights, velocities, alpha=-group["lr"] / scale)
 
 
-# Lars and Lamb, for large batches: a step is as long as its weight's own norm allows. A group with
+# Lars and Lamb, for large batches: a step is proportional to the norm of its weight. A group with
 # "trust_ratio" false, that of norms and biases, is updated by the plain formula. "trust_decay" is
-# the decay these two have of their own, inside the step whose norm is measured.
+# the weight decay of these two optimizers, inside the step whose norm is measured.
 
 
 def _norms(tensors: list[Tensor]) -> Tensor:
@@ -105,7 +105,7 @@ def _norms(tensors: list[Tensor]) -> Tensor:
 
 
 def _trust_ratios(weight_norms: Tensor, divisors: Tensor, *, zero: Tensor) -> list[Tensor]:
-    """One ratio for each weight: 1 where the weight is all zeros or `zero` says so."""
+    """One ratio for each weight: 1 if the weight is all zeros, or if `zero` is true."""
     ratios = torch.where((weight_norms == 0) | zero, 1.0, weight_norms / divisors)
     return list(ratios.unbind())
 
@@ -114,11 +114,11 @@ class Lars(_ForeachOptimizer):
     """v = momentum * v + lr * ratio * (g + d * w); w -= v.
 
     ratio = coefficient * |w| / (|g| + d * |w| + eps), and 1 where |w| or |g| is 0 (You et al.
-    2017, as TensorFlow's LARS has it).
+    2017, as in TensorFlow's LARS).
     """
 
     def update_group(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
-        """Change weights and their velocities."""
+        """Update weights and velocities."""
         velocities, steps = self.tensors("velocity", weights), gradients
         if group["trust_ratio"]:
             norms, slopes, decay = _norms(weights), _norms(gradients), group["trust_decay"]
@@ -141,7 +141,7 @@ class Lamb(_ForeachOptimizer):
     """
 
     def update_group(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
-        """Change weights, both averages and the count of steps."""
+        """Update weights, both averages and the count of steps."""
         steps = self._adam_steps(weights, gradients, group)
         if group["trust_decay"]:
             torch._foreach_add_(steps, weights, alpha=group["trust_decay"])
@@ -153,7 +153,7 @@ class Lamb(_ForeachOptimizer):
     def _adam_steps(
         self, weights: list[Tensor], gradients: list[Tensor], group: Group
     ) -> list[Tensor]:
-        """Adam's steps, without a learning rate."""
+        """Adam's steps, without the learning rate."""
         beta1, beta2 = group["betas"]
         means, squares = self.tensors("exp_avg", weights), self.tensors("exp_avg_sq", weights)
         counters = self.numbers("step", weights, 0.0)

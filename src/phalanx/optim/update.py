@@ -1,4 +1,4 @@
-"""What a training step does with an optimizer: its gradients, and one update with both decays."""
+"""What a training step does with an optimizer: gradients, and an update with both decays."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from phalanx.optim.optimizers import Group
 
 @torch.no_grad()
 def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """w -= lr * (step(gradient + l2 * w) + decay * w); afterwards there are no gradients.
+    """w -= lr * (step(gradient + l2 * w) + decay * w); frees the gradients.
 
-    The decay never enters the optimizer's state, l2 always does. A weight without a gradient stays
-    as it is. A group of weights may have a rate of its own, as a multiple of lr.
+    The decay never enters the optimizer's state, l2 always does. A weight without a gradient does
+    not change. A group of weights may have its own learning rate, a multiple of lr.
     """
     set_rates(optimizer.param_groups, lr)
     apply_decays(optimizer)
@@ -22,14 +22,14 @@ def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def set_rates(groups: Sequence[Group], lr: float) -> None:
-    """Give each group of weights its rate, which may be a multiple of lr."""
+    """Set the learning rate of each group, which may be a multiple of lr."""
     for group in groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
 
 
 @torch.no_grad()
 def apply_decays(optimizer: torch.optim.Optimizer) -> None:
-    """Apply both decays of every group of weights, at its rate."""
+    """Apply weight decay and l2 to every group, with its learning rate."""
     for group in optimizer.param_groups:
         l2, shrink = group["l2"], group["lr"] * group["decoupled_decay"]
         if l2 or shrink:
@@ -37,7 +37,7 @@ def apply_decays(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _decay_weights(weights: list[Tensor], *, l2: float, shrink: float) -> None:
-    """Add l2 to the gradients, then shrink the weights: l2 is that of weights not yet shrunk."""
+    """Add l2 to the gradients, then shrink the weights: l2 uses the weights before shrinking."""
     weights = [weight for weight in weights if weight.grad is not None]
     if l2 and weights:
         # torch's optimizers could do this themselves, but only after the shrinking
@@ -48,13 +48,13 @@ def _decay_weights(weights: list[Tensor], *, l2: float, shrink: float) -> None:
 
 
 def collect_gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """All gradients there are; going through the optimizer is far cheaper than through modules."""
+    """All existing gradients; iterating over the optimizer is far cheaper than over modules."""
     weights = (weight for group in optimizer.param_groups for weight in group["params"])
     return [weight.grad for weight in weights if weight.grad is not None]
 
 
 def set_velocity_scale(optimizer: torch.optim.Optimizer, scale: float) -> None:
-    """Set the scale of SgdCombined's velocities from the next update on; others have none."""
+    """Set the scale of SgdCombined's velocities from the next update on; ignored by others."""
     for group in optimizer.param_groups:
         if "velocity_scale" in group:
             group["velocity_scale"] = scale

@@ -1,1 +1,1 @@
-"""Ranks: how they start, meet, agree, and exchange what they computed."""
+"""Ranks: starting and connecting them, common decisions, and the exchange of tensors."""

@@ -1,6 +1,6 @@
-"""How the gradients of all replicas become their sum, on every rank that has them.
+"""Sums the gradients of all replicas, over the ranks that have the same weights.
 
-Where a model is cut into stages, those are the ranks with the same stage.
+If a model is split into stages, those are the ranks with the same stage.
 """
 
 import warnings
@@ -17,37 +17,37 @@ _MIB = 2**20
 
 
 class LocalSum:
-    """One process: passes add to the gradients by themselves."""
+    """The gradient sum in one process: autograd accumulates it."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
     def pass_context(self, *, last: bool) -> AbstractContextManager[Any]:
-        """What a pass runs in; `last` is a rank's last of a step."""
+        """The context of a pass; last: whether it is the rank's last pass of the step."""
         return nullcontext()
 
     def end_round(self, ranks: int) -> None:
-        """So many ranks have run a turn each."""
+        """Called when the first `ranks` ranks have run one turn each."""
 
     def finish(self, totals: Tensor) -> Tensor:
-        """Leave the sums in the model's parameters; gives the [loss, right] of all turns."""
+        """Leave the sums in the parameters' gradients; returns [loss, correct] of all turns."""
         return totals
 
 
 class ReducedSum(LocalSum):
-    """DistributedDataParallel with sums in place of means, sent while the last pass goes on."""
+    """DistributedDataParallel with sums instead of means, overlapped with the last pass."""
 
     def __init__(self, model: nn.Module, *, bucket_mib: float) -> None:
         devices = [next(model.parameters()).device] if _is_cuda(model) else None
         with warnings.catch_warnings():
-            # what torch 2.13 recommends in place of broadcast_buffers is unknown to 2.11
+            # torch 2.11 does not have what 2.13 recommends instead of broadcast_buffers
             warnings.simplefilter("ignore", FutureWarning)
             wrapped = DistributedDataParallel(
                 model,
                 device_ids=devices,
                 bucket_cap_mb=bucket_mib,
                 broadcast_buffers=False,  # each replica has its own
-                init_sync=False,  # all ranks begin with the same weights
+                init_sync=False,  # all ranks start with the same weights
                 gradient_as_bucket_view=True,
             )
         wrapped.register_comm_hook(None, _sum_bucket)
@@ -55,11 +55,11 @@ class ReducedSum(LocalSum):
         self._wrapped = wrapped
 
     def pass_context(self, *, last: bool) -> AbstractContextManager[Any]:
-        """Gradients travel in a rank's last pass, when its sum is complete."""
+        """Gradients are sent in a rank's last pass, when its sum is complete."""
         return nullcontext() if last else self._wrapped.no_sync()
 
     def finish(self, totals: Tensor) -> Tensor:
-        """The gradients are summed up already."""
+        """The [loss, correct] of all turns; the gradients are already summed."""
         return _gather_rounds(totals)
 
 
@@ -73,29 +73,29 @@ def _sum_bucket(
 
 
 class _Sum:
-    """A sum over the ranks of a group that is under way."""
+    """A running all-reduce over the ranks of a group."""
 
     def __init__(self, buffer: Tensor, group: Any) -> None:
         self._buffer = buffer
-        # gloo sums no bfloat16, and 16 bits badly
+        # gloo cannot sum bfloat16, and sums float16 inaccurately
         self._narrow = not buffer.is_cuda and buffer.element_size() < 4
         self._wide = buffer.float() if self._narrow else buffer
         self.work: Any = dist.all_reduce(self._wide, group=group, async_op=True)
 
     def wait(self) -> None:
-        """Return once it is there."""
+        """Wait for the sum, and write it to the buffer."""
         self.work.wait()
         self.take()
 
     def take(self) -> Tensor:
-        """The sum, in the place of what was to be added."""
+        """The buffer, with the sum in it."""
         return self._buffer.copy_(self._wide) if self._narrow else self._buffer
 
 
 class StageSum(LocalSum):
-    """Sums over the ranks of a group, sent when a step's passes are done.
+    """Sums over the ranks of a group, after all passes of a step.
 
-    A stage has several micro-batches under way, which DistributedDataParallel cannot follow.
+    A stage has several micro-batches in flight, which DistributedDataParallel does not support.
     """
 
     def __init__(self, model: nn.Module, *, bucket_mib: float, group: Any) -> None:
@@ -104,7 +104,7 @@ class StageSum(LocalSum):
         self._buckets: list[_Bucket] = []
 
     def finish(self, totals: Tensor) -> Tensor:
-        """Add up the gradients, all buckets at the same time."""
+        """Sum the gradients, all buckets at the same time."""
         if not self._buckets:
             self._buckets = _fill_buckets(_find_trained(self.model), self._bytes)
         works = [bucket.start_sum(self._group) for bucket in self._buckets]
@@ -115,7 +115,7 @@ class StageSum(LocalSum):
 
 
 class OrderedSum(LocalSum):
-    """Sums in the order of replicas, which are the same bits on any number of ranks.
+    """Sums in the order of replicas, with the same bits on any number of ranks.
 
     After every round the gradients of all ranks are gathered, bucket by bucket, and added one
     after the other.
@@ -130,7 +130,7 @@ class OrderedSum(LocalSum):
         self._has_sum = False
 
     def end_round(self, ranks: int) -> None:
-        """Add the gradients of the round's turns, those of the first so many ranks."""
+        """Add the gradients of the round's turns, which the first `ranks` ranks have run."""
         if not self._buckets:
             self._buckets = _fill_buckets(_find_trained(self.model), self._bytes)
         for bucket in self._buckets:
@@ -138,7 +138,7 @@ class OrderedSum(LocalSum):
         self._has_sum = True
 
     def finish(self, totals: Tensor) -> Tensor:
-        """Hand over the sums as the weights' gradients."""
+        """Make the sums the gradients of the weights."""
         for bucket in self._buckets:
             bucket.hand_over()
         self._has_sum = False
@@ -154,7 +154,7 @@ class OrderedSum(LocalSum):
 
 
 class _Bucket:
-    """Weights of one type whose gradients lie one behind the other in memory."""
+    """Weights of one dtype whose gradients are summed in one contiguous buffer."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         self._weights = list(weights)
@@ -162,7 +162,7 @@ class _Bucket:
         self._sum = torch.zeros(size, dtype=like.dtype, device=like.device)
 
     def _views(self, flat: Tensor) -> list[Tensor]:
-        """The parts of such memory in the shapes and layouts of the weights."""
+        """Views of a flat buffer in the shapes and layouts of the weights."""
         parts = flat.split([weight.numel() for weight in self._weights])
         return [
             part.as_strided(weight.shape, weight.stride(), part.storage_offset())
@@ -171,7 +171,7 @@ class _Bucket:
 
     @torch.no_grad()
     def add(self, ranks: int, gather: Callable[[Tensor], Tensor], *, first: bool) -> None:
-        """Take the weights' gradients and add those of the first ranks, of all."""
+        """Take the weights' gradients, gather all ranks', and add those of the first `ranks`."""
         own = torch.zeros_like(self._sum)
         self._take_gradients(own)
         gathered = gather(own)
@@ -183,15 +183,15 @@ class _Bucket:
 
     @torch.no_grad()
     def start_sum(self, group: Any) -> "_Sum":
-        """Take the weights' gradients and begin to add up those of a group."""
+        """Take the weights' gradients and start their all-reduce over a group."""
         self._sum.zero_()
         self._take_gradients(self._sum)
         return _Sum(self._sum, group)
 
     def _take_gradients(self, flat: Tensor) -> None:
-        """Move the weights' gradients into such memory."""
+        """Move the weights' gradients into a flat buffer."""
         found = [w.grad for w in self._weights]
-        if all(gradient is not None for gradient in found):  # else none is left for this rank
+        if all(gradient is not None for gradient in found):  # else this rank had no turn
             torch._foreach_copy_(self._views(flat), [g for g in found if g is not None])
         for weight in self._weights:
             weight.grad = None
@@ -203,12 +203,12 @@ class _Bucket:
 
 
 def _find_trained(model: nn.Module) -> list[Tensor]:
-    """The weights that have gradients; one that has none now never has one."""
+    """The weights that have gradients; the others never get one."""
     return [weight for weight in model.parameters() if weight.grad is not None]
 
 
 def _fill_buckets(weights: Sequence[Tensor], size: int) -> list[_Bucket]:
-    """The weights in buckets of about that many bytes, each of one type."""
+    """The weights in buckets of about that many bytes, each of one dtype."""
     buckets: list[list[Tensor]] = []
     taken = 0
     for weight in sorted(weights, key=lambda w: str(w.dtype)):
@@ -222,7 +222,7 @@ def _fill_buckets(weights: Sequence[Tensor], size: int) -> list[_Bucket]:
 
 
 def _gather_rounds(totals: Tensor, group: Any = None) -> Tensor:
-    """Everybody's rows, [rounds, n] each, as they come when ranks take turns: [rounds * W, n]."""
+    """The rows of all ranks, [rounds, n] each, in the order of turns: [rounds * W, n]."""
     gathered = [torch.empty_like(totals) for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, totals, group=group)
     return torch.stack(gathered, dim=1).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Which of a host's network interfaces reaches the other ranks."""
+"""Finds the network interface of a host that reaches the other ranks."""
 
 import socket
 import struct
@@ -13,7 +13,7 @@ _LOOPBACK = "lo"
 
 
 def find_own_address(peer: str) -> str:
-    """This host's address on the way to a peer; empty where there is no way."""
+    """This host's address on the route to a peer; empty if there is no route."""
     with suppress(OSError):
         for family, kind, _, _, where in socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind) as probe:
@@ -28,7 +28,7 @@ def is_loopback(address: str) -> bool:
 
 
 def find_interface(address: str) -> str | None:
-    """The name of the interface that has one of this host's addresses; None if not known."""
+    """The name of the interface that has an address of this host; None if not known."""
     if sys.platform != "linux" or not address:
         return None
     if is_loopback(address):
@@ -38,8 +38,8 @@ def find_interface(address: str) -> str | None:
 
 
 def _list_addresses() -> Iterator[tuple[str, bytes]]:
-    """The interfaces of this host, with the addresses they have."""
-    import fcntl  # which not every system has
+    """The interfaces of this host and their addresses."""
+    import fcntl  # not on every system
 
     with suppress(OSError):
         for line in Path("/proc/net/if_inet6").read_text().splitlines():
@@ -47,6 +47,6 @@ def _list_addresses() -> Iterator[tuple[str, bytes]]:
             yield name, bytes.fromhex(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            with suppress(OSError):  # it has none
+            with suppress(OSError):  # it has no address
                 request = struct.pack("256s", name.encode())
                 yield name, fcntl.ioctl(probe.fileno(), _GET_ADDRESS, request)[20:24]

@@ -1,4 +1,4 @@
-"""The ranks of a run: how they meet, and what they tell each other."""
+"""The ranks of a run: how they connect, and what they exchange."""
 
 import atexit
 import gc
@@ -24,16 +24,16 @@ from phalanx.units import format_plural
 
 Store = Any  # of torch.distributed, which hides it from type checkers
 _Value = TypeVar("_Value")
-_FAILED = "failed"  # the key under which the first rank to fail signs, with its exit code
-_TOLD = "told"  # ... that counts those who know of it
+_FAILED = "failed"  # the key for the first rank that fails, and its exit code
+_TOLD = "told"  # ... which counts the ranks that know of the failure
 _POLL_S = 0.02
-_LONGEST_SILENCE = 3.0  # seconds until a rank that fails has signed
+_LONGEST_SILENCE = 3.0  # seconds within which a failing rank reports it
 
 
 def open_store(world: World, *, timeout: float) -> Store:
-    """Where the ranks of a world meet; each restart has its own keys.
+    """The key-value store of the ranks of a world; each restart has its own keys.
 
-    NetworkError where this rank was told of another world than rank 0.
+    NetworkError if this rank was started with another world than rank 0.
     """
     store = _open_store(world, world.restart, timeout)
     with peer_errors(world):
@@ -46,7 +46,7 @@ def open_store(world: World, *, timeout: float) -> Store:
 
 
 def _introduce(world: World, store: Store, timeout: float) -> str:
-    """Tell the others who we are; what is wrong with that, in words."""
+    """Publish this rank's host, address and world; returns what is wrong with them, or ""."""
     host, address = socket.gethostname(), find_own_address(world.address)
     if store.add(f"came/{world.rank}", 1) > 1:
         return (
@@ -69,7 +69,7 @@ def _introduce(world: World, store: Store, timeout: float) -> str:
 
 
 def find_in_earlier_store(world: World, key: str, *, timeout: float) -> str:
-    """What a key held before the launcher, which keeps the store, started the ranks again."""
+    """The value of a key before the launcher, which keeps the store, restarted the ranks."""
     for restart in reversed(range(world.restart)):
         store = _open_store(world, restart, timeout)
         if store.check([key]):
@@ -78,7 +78,7 @@ def find_in_earlier_store(world: World, key: str, *, timeout: float) -> str:
 
 
 def wait_for_key(store: Store, key: str, *, timeout: float) -> str:
-    """What rank 0 has told under a key, once it has."""
+    """Wait for the value that rank 0 sets for a key."""
     try:
         store.wait([key], timedelta(seconds=timeout))
         return str(store.get(key).decode())
@@ -90,7 +90,7 @@ def wait_for_key(store: Store, key: str, *, timeout: float) -> str:
 
 
 def await_count(store: Store, key: str, count: int, *, timeout: float) -> None:
-    """Return once so many ranks have counted themselves under a key, or none comes any more."""
+    """Wait until so many ranks have incremented a key, or until the timeout."""
     deadline = time.monotonic() + timeout
     while store.add(key, 0) < count and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -124,7 +124,7 @@ def _open_store(world: World, restart: int, timeout: float) -> Store:
 
 
 def _await_listener(world: World, timeout: float) -> None:
-    """Wait until somebody listens where the ranks meet; torch would wait twice, and log pages."""
+    """Wait until rank 0 listens; torch would wait twice as long, and log pages of errors."""
     deadline = time.monotonic() + timeout
     while True:
         try:
@@ -139,14 +139,14 @@ def _await_listener(world: World, timeout: float) -> None:
 class Ranks:
     """The process group of a run, seen from one of its ranks.
 
-    What is exchanged on the host goes over gloo; gradients go from device to device.
+    Python objects and flags are exchanged with gloo, gradients between devices.
     """
 
     def __init__(self, world: World, store: Store, device: torch.device, *, timeout: float) -> None:
         self.rank, self.size, self.world = world.rank, world.size, world
         addresses = _await_all(world, store, timeout)
         _choose_interface(world, addresses)
-        # beyond what a watchdog waits for, which tells more
+        # longer than the watchdog's, whose report says more
         self._limit = limit = timedelta(seconds=2 * timeout + 60)
         backend = "nccl" if device.type == "cuda" else "gloo"
         own = dist.PrefixStore("ranks", store)  # type: ignore[attr-defined]
@@ -163,12 +163,12 @@ class Ranks:
         self._flag = torch.zeros((), dtype=torch.int32)
         self._device = device
         self._links: dict[Layout, StageLinks] = {}
-        # threads of gloo end with the last reference to their group, and a session's are in cycles;
-        # a thread that still lets go of a tensor while Python shuts down aborts the process
+        # gloo's threads end with the last reference to their group, and sessions have cycles; a
+        # thread that still releases a tensor while Python shuts down aborts the process
         atexit.register(gc.collect)
 
     def link_stages(self, layout: Layout) -> StageLinks | None:
-        """The ties of this rank's stage to others; None where no model is cut.
+        """The links of this rank's stage to the others; None if the model has one stage.
 
         All ranks must call it, in the same order for several layouts.
         """
@@ -179,19 +179,19 @@ class Ranks:
         return self._links[layout]
 
     def gather(self, value: _Value) -> list[_Value]:
-        """Everybody's value, in the order of ranks."""
+        """The values of all ranks, in order."""
         values: list[_Value | None] = [None] * self.size
         dist.all_gather_object(values, value, group=self._host)
         return values  # type: ignore[return-value]
 
     def any(self, mine: bool) -> bool:
-        """Whether any rank says yes."""
+        """Whether `mine` is true in any rank."""
         self._flag.fill_(mine)
         dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._host)
         return bool(self._flag)
 
     def refuse_differences(self, mine: Mapping[str, str]) -> None:
-        """Compare digests of what all ranks must have alike, by what they are of."""
+        """Raise NetworkError unless these digests, by name, are the same on all ranks."""
         everybody = self.gather((socket.gethostname(), dict(mine)))
         expected = everybody[0][1]
         for rank, (host, found) in enumerate(everybody):
@@ -209,7 +209,7 @@ class Ranks:
         self.close()
 
     def close(self) -> None:
-        """Leave; the others may go on."""
+        """Leave the process group; the others may continue."""
         self._links.clear()
         self._host = None
         if dist.is_initialized():
@@ -218,18 +218,18 @@ class Ranks:
 
 
 def sign_failure(world: World, store: Store, exit_code: int) -> int | None:
-    """Say that this rank has failed; the code of another one that did before, else None."""
+    """Report this rank's failure; returns the exit code of a rank that failed before, or None."""
     mine = f"{world.rank} {exit_code}"
     with suppress(dist.DistError, RuntimeError):
         signed = store.compare_set(_FAILED, "", mine).decode()
         return None if signed == mine else int(signed.split()[1])
-    # the store is gone with rank 0: the next one of its host speaks, and the first of each other
+    # the store ended with rank 0: rank 1 of its host and the first rank of each other host report
     first = 1 if world.rank == world.local_rank else 0
     return None if world.local_rank <= first else exit_code
 
 
 def find_failure(world: World, store: Store) -> int | None:
-    """The exit code of another rank that has failed, or says so in a moment; else None."""
+    """The exit code of another rank that failed, waiting a moment for its report; else None."""
     deadline = time.monotonic() + _LONGEST_SILENCE
     while time.monotonic() < deadline:
         with suppress(dist.DistError, RuntimeError):
@@ -241,7 +241,7 @@ def find_failure(world: World, store: Store) -> int | None:
 
 
 def leave_store(world: World, store: Store) -> None:
-    """Leave after a failure: rank 0, whose store goes with it, once all others know of it."""
+    """Leave after a failure; rank 0, with which the store ends, waits until all others know."""
     with suppress(dist.DistError, RuntimeError):
         store.add(_TOLD, 1)
         if world.rank == 0 and not world.joins_store:
@@ -249,7 +249,7 @@ def leave_store(world: World, store: Store) -> None:
 
 
 def _await_all(world: World, store: Store, timeout: float) -> list[str]:
-    """Wait until every rank is here; their addresses. NetworkError names those that do not come."""
+    """Wait for all ranks, and return their addresses; NetworkError names missing ranks."""
     store.set(f"here/{world.rank}", "")
     deadline = time.monotonic() + timeout
     missing = list(range(world.size))
@@ -269,13 +269,13 @@ def _await_all(world: World, store: Store, timeout: float) -> list[str]:
 
 
 def _choose_interface(world: World, addresses: list[str]) -> None:
-    """Make gloo use the interface that reaches the other ranks, unless the user names one.
+    """Make gloo use the interface that reaches the other ranks, unless the user has set one.
 
-    It would take that of the host's own name, which need not be reachable by others.
+    By default it uses that of the host's own name, which others may not reach.
     """
     own = addresses[world.rank]
     if is_loopback(own) and world.local_size < world.size:
-        # where ranks meet at a name that its own host knows as the loopback
+        # the host of rank 0 may resolve its own name to the loopback address
         peer = next((other for other in addresses if not is_loopback(other)), "")
         own = find_own_address(peer) if peer else own
     name = find_interface(own)
@@ -284,12 +284,12 @@ def _choose_interface(world: World, addresses: list[str]) -> None:
 
 
 class PeersLost(NetworkError):
-    """The connection to another rank broke: something happened to that one."""
+    """The connection to another rank broke, so something happened to that rank."""
 
 
 @contextmanager
 def peer_errors(world: World) -> Iterator[None]:
-    """A block in which a broken connection between ranks becomes PeersLost."""
+    """Context in which a broken connection between ranks becomes PeersLost."""
     try:
         yield
     except (dist.DistError, RuntimeError) as error:
@@ -298,7 +298,7 @@ def peer_errors(world: World) -> Iterator[None]:
         )
         if not is_ours:
             raise
-        # without the line of gloo's code in front, and the advice behind
+        # strip the location in gloo's code at the start, and the advice at the end
         reason = re.sub(r"^\[\S+:\d+\] ", "", str(error).strip().splitlines()[0]).split(". ")[0]
         raise PeersLost(
             f"rank {world.rank} of {world.size} on {socket.gethostname()}: lost the other ranks "

@@ -1,7 +1,7 @@
-"""What the stages of a pipeline send each other.
+"""The communication between the stages of a pipeline.
 
-torch.distributed.pipelining keeps two buffers for every micro-batch of a step as long as it lives:
-1,024 of them where a step accumulates so many. Here a stage has those of the passes under way.
+torch.distributed.pipelining permanently keeps two buffers for every micro-batch of a step, of which
+there may be 1,024. Here a stage has buffers only for the passes in flight.
 """
 
 from collections.abc import Mapping
@@ -21,28 +21,28 @@ _Group = Any  # of torch.distributed, which hides it from type checkers
 
 
 class _Spec(NamedTuple):
-    """What a tensor must be that is received."""
+    """The shape and dtype of a tensor that is received."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 class Incoming:
-    """A tensor on its way here."""
+    """A tensor that is being received."""
 
     def __init__(self, spec: _Spec, device: torch.device, source: int, group: _Group) -> None:
         self._buffer = torch.empty(_to_sent_shape(spec.shape), dtype=spec.dtype, device=device)
         self._work = dist.irecv(self._buffer, source, group=group)
 
     def wait(self) -> Tensor:
-        """The tensor, once it is there, laid out in memory as it was at its sender."""
+        """Wait for the tensor; it has the memory layout that it had at its sender."""
         assert self._work is not None
         self._work.wait()
         return self._buffer.permute(0, 3, 1, 2) if self._buffer.dim() == 4 else self._buffer
 
 
 def _to_sent_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Images lie in memory channel by channel for each pixel, and are sent so."""
+    """The shape of the memory that is sent: images are channels_last."""
     return (shape[0], *shape[2:], shape[1]) if len(shape) == 4 else shape
 
 
@@ -51,11 +51,11 @@ def _to_sent(tensor: Tensor) -> Tensor:
 
 
 class StageLinks:
-    """One stage's ties to the others of its pipeline, and to the same stage of other pipelines.
+    """One stage's links to the others of its pipeline, and to the same stage of other pipelines.
 
-    Activations go down to the next stage and gradients up to the one before. Each way has a group
-    of its own: in one, two ranks that send to each other would wait for each other on a GPU. All
-    ranks must make theirs at the same time.
+    Activations go down to the next stage and gradients up to the previous one. Each direction has
+    its own process group: in a single one, two ranks that send to each other would deadlock on a
+    GPU. All ranks must create theirs at the same time.
     """
 
     def __init__(
@@ -76,26 +76,26 @@ class StageLinks:
                 self.peers: _Group = group  # the same stage of all pipelines
         self._input: _Spec | None = None
         self._output: _Spec | None = None
-        self._sending: dict[_Group, tuple[Any, Tensor]] = {}  # the last of each way
+        self._sending: dict[_Group, tuple[Any, Tensor]] = {}  # the last in each direction
 
     @property
     def is_first(self) -> bool:
-        """Whether it gets the images."""
+        """Whether it is the stage that gets the images."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it gives the answers."""
+        """Whether it is the stage that computes the logits."""
         return self.stage == len(self._members) - 1
 
     # --- activations and gradients ---
 
     def begin(self) -> None:
-        """Be ready for passes whose tensors may have other shapes and types than those before."""
+        """Prepare for passes whose tensors may have new shapes and dtypes."""
         self._input = self._output = None
 
     def send_output(self, output: Tensor) -> None:
-        """Send what the next stage goes on with; before the first one, what they all are like."""
+        """Send an output to the next stage; before the first one, send shape and dtype."""
         target = self._members[self.stage + 1]
         if self._output is None:
             self._output = _Spec(tuple(output.shape), output.dtype)
@@ -105,7 +105,7 @@ class StageLinks:
         self._send(output, target, self._down)
 
     def expect_input(self) -> Incoming:
-        """Be ready for what the stage before sends."""
+        """Start receiving an input from the previous stage."""
         source = self._members[self.stage - 1]
         if self._input is None:
             header = torch.zeros(_MOST_DIMENSIONS, dtype=torch.int64)
@@ -115,17 +115,17 @@ class StageLinks:
         return Incoming(self._input, self._device, source, self._down)
 
     def send_gradient(self, gradient: Tensor) -> None:
-        """Send the gradient of what the stage before has sent."""
+        """Send the gradient of an input to the previous stage."""
         self._send(gradient, self._members[self.stage - 1], self._up)
 
     def expect_gradient(self) -> Incoming | None:
-        """Be ready for the gradient of an output; None before the first output was sent."""
+        """Start receiving the gradient of an output; None before the first output was sent."""
         if self._output is None:
             return None
         return Incoming(self._output, self._device, self._members[self.stage + 1], self._up)
 
     def _send(self, tensor: Tensor, target: int, group: _Group) -> None:
-        """Send while computing goes on; of each way, one tensor is under way."""
+        """Send asynchronously; one tensor at a time in each direction."""
         self._await_sent(group)
         sent = _to_sent(tensor.detach())
         self._sending[group] = dist.isend(sent, target, group=group), sent
@@ -135,14 +135,14 @@ class StageLinks:
             self._sending.pop(group)[0].wait()
 
     def flush(self) -> None:
-        """Return once everything that was sent has arrived."""
+        """Wait until everything that was sent has arrived."""
         for group in (self._down, self._up):
             self._await_sent(group)
 
-    # --- what all stages must know ---
+    # --- exchange among all stages ---
 
     def pass_labels(self, labels: Tensor) -> Tensor:
-        """The labels that the first stage has, in the last one; others keep theirs."""
+        """The labels of the first stage, in the last one; other stages keep theirs."""
         if self.is_first:
             dist.send(labels, self._members[-1], group=self._down)
         elif self.is_last:
@@ -151,7 +151,7 @@ class StageLinks:
         return labels
 
     def broadcast(self, numbers: Tensor, *, stage: int) -> Tensor:
-        """The numbers of one stage, everywhere; all have as many."""
+        """The numbers of one stage, in all stages; the shape must be the same in all."""
         numbers = numbers.contiguous()
         dist.broadcast(numbers, self._members[stage], group=self._down)
         return numbers
@@ -162,22 +162,22 @@ class StageLinks:
         return numbers
 
     def gather(self, mine: Any) -> list[Any]:
-        """The values of all stages, in their order."""
+        """The values of all stages, in order."""
         values: list[Any] = [None] * len(self._members)
         dist.all_gather_object(values, mine, group=self._host)
         return values
 
     def collect(self, mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of all stages, in the first of them; elsewhere none."""
+        """The tensors of all stages, in the first stage; empty in the others."""
         parts: list[Any] | None = [None] * len(self._members) if self.is_first else None
         dist.gather_object(dict(mine), parts, dst=self._members[0], group=self._host)
         return {name: tensor for part in parts or () for name, tensor in part.items()}
 
 
 class StageNorms:
-    """The norms of all gradients of a model, from those of each stage, in the model's order.
+    """Gathers the gradient norms of a whole model from its stages, in the model's order.
 
-    counts: of this stage, the gradients in each of its optimizer's groups.
+    counts: the number of gradients of this stage in each of its optimizer's groups.
     """
 
     def __init__(self, links: StageLinks, counts: list[int]) -> None:
@@ -193,7 +193,7 @@ class StageNorms:
         self._all = first
 
     def __call__(self, norms: Tensor) -> Tensor:
-        """Everybody's; adding zeros changes no bit, so that the order of sums does not matter."""
+        """The norms of all stages; adding zeros is exact, so the order of the sum is irrelevant."""
         everywhere = torch.zeros(self._all, dtype=norms.dtype, device=norms.device)
         everywhere[self._places] = norms
         return self._links.add_up(everywhere)

@@ -1,14 +1,14 @@
-"""The ranks of a run on one machine: started, restarted and ended together.
+"""Starts, restarts and ends the ranks of a run on one machine together.
 
-how a rank ends                  what becomes of the others
-0                                they go on: they are about to end, too
-killed by a signal               killed at once; then all start again from the last checkpoint
+how a rank ends                  what happens to the others
+0                                they continue: they are about to end, too
+killed by a signal               killed at once; then all are restarted from the last checkpoint
 75, asked to stop                asked, too; they take the time they need to save
-8, no peers or no progress       have a moment to end otherwise; whoever hangs shows its stack
-any other exit code              have a moment to end by themselves; then they are killed
+8, no peers or no progress       get a moment to end otherwise; those that hang print their stack
+any other exit code              get a moment to end by themselves; then they are killed
 
-The first of the last kind decides; with none, 75 does, then 8: a rank that lost its peers is
-seldom the one to blame.
+The first rank of the last kind determines the exit code; without one, 75 does, then 8: a rank that
+lost its peers is seldom the cause.
 """
 
 import math
@@ -27,7 +27,7 @@ from phalanx.parent_process import watch_parent
 from phalanx.units import format_plural
 
 _POLL_S = 0.05
-_GRACE_S = 5.0  # for the others to end by themselves; longer than a watchdog waits for its peers
+_GRACE_S = 5.0  # for the others to end by themselves; longer than a watchdog waits for peers
 _LEAVE_S = 2.0  # after a second SIGINT
 _STACK_S = 1.0  # for a rank to show its stack
 _LOST_PEERS = NetworkError.exit_code
@@ -45,11 +45,11 @@ def supervise(
     environment: Mapping[str, str] | None = None,
     way_out: str = "run the same command again to continue",
 ) -> int:
-    """Run the command once for each rank, until all have ended; the exit code of them all.
+    """Run the command once for each rank, until all have ended; returns the common exit code.
 
-    progress: compared after each restart; what is new there makes the restarts count anew.
-    environment: variables for the ranks, beside our own and those of torch.distributed.
-    way_out: what to do when no restarts are left, to end that line with.
+    progress: compared after each restart; a new value resets the count of restarts. environment:
+    variables for the ranks, besides our own and those of torch.distributed. way_out: what to do
+    when no restarts are left, for the end of the message.
     """
     reached, in_a_row, restart = progress(), 0, 0
     with _open_pipe() as pipe, collect_signals() as came:
@@ -78,14 +78,14 @@ def supervise(
 
 
 def watch_supervisor() -> None:
-    """Make this rank end at once when its supervisor does, however that ends."""
+    """Make this rank end at once when its supervisor ends, for whatever reason."""
     pipe = os.environ.pop(_PIPE, None)  # it means nothing to the processes we start
     if pipe is not None:
         watch_parent(int(pipe), lambda: os._exit(_LOST_PEERS))
 
 
 def _describe_world(ranks: int, restart: int) -> dict[str, str]:
-    """The variables that all ranks share; the same port again might still be taken."""
+    """The variables that all ranks share; with a new port, as the last may still be in use."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     return {
@@ -100,7 +100,7 @@ def _describe_world(ranks: int, restart: int) -> dict[str, str]:
 
 @contextmanager
 def _open_pipe() -> Iterator[int]:
-    """The end of a pipe that ranks watch; only this process holds the other one."""
+    """Context with the end of a pipe that ranks watch; only this process has the other one."""
     watched, held = os.pipe()
     try:
         yield watched
@@ -111,10 +111,10 @@ def _open_pipe() -> Iterator[int]:
 
 @contextmanager
 def collect_signals() -> Iterator[list[int]]:
-    """A block in which SIGINT and SIGTERM are only noted, in the list it is given."""
+    """Context in which SIGINT and SIGTERM are only appended to the list that it yields."""
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield came  # signals are somebody else's
+        yield came  # only the main thread can handle signals
         return
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -132,7 +132,7 @@ def collect_signals() -> Iterator[list[int]]:
 def _start_ranks(
     command: Sequence[str], variables: Mapping[str, str], pipe: int
 ) -> Iterator[_Ranks]:
-    """The ranks' processes; whatever is left of them when the block ends is killed."""
+    """Context with the ranks' processes; those that are alive at its end are killed."""
     living: _Ranks = {}
     try:
         for rank in range(int(variables["WORLD_SIZE"])):
@@ -147,16 +147,16 @@ def _start_ranks(
     finally:
         left = [process for process in living.values() if process.poll() is None]
         for process in left:
-            with suppress(ProcessLookupError, PermissionError):  # it has ended just now
-                os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+            with suppress(ProcessLookupError, PermissionError):  # it has just ended
+                os.killpg(process.pid, signal.SIGKILL)  # including its child processes
         for process in left:
             process.wait()
 
 
 def _wait_for_end(living: _Ranks, came: list[int]) -> tuple[int, int]:
-    """The rank that decides how all have ended, and its exit code, negative for a signal.
+    """The rank that determines the result, and its exit code, negative for a signal.
 
-    Ranks are taken out of `living` as they end. Those that are left then will not end in time.
+    Ranks are removed from `living` as they end. Those that are left did not end in time.
     """
     decisive, exit_code, deadline, passed_on = 0, 0, math.inf, 0
     while living and time.monotonic() < deadline and exit_code >= 0:
@@ -174,18 +174,18 @@ def _wait_for_end(living: _Ranks, came: list[int]) -> tuple[int, int]:
                 decisive, exit_code = rank, code
                 deadline = math.inf if code == EXIT_STOPPED else time.monotonic() + _GRACE_S
         if exit_code == EXIT_STOPPED and not came:
-            came.append(signal.SIGTERM)  # somebody has asked this rank alone
+            came.append(signal.SIGTERM)  # only this rank was asked to stop
     return decisive, exit_code
 
 
 def _weigh(code: int) -> int:
-    """How much an exit code explains."""
+    """The precedence of an exit code."""
     return {0: 0, _LOST_PEERS: 1, EXIT_STOPPED: 2}.get(code, 3)
 
 
 def _show_stacks(hung: _Ranks, say: Callable[[str], None]) -> None:
-    """Let ranks that hang, or are stopped, show where: faulthandler prints it as they abort."""
-    for rank, process in hung.items():  # one after the other: their lines would mix
+    """Abort ranks that hang or are stopped; faulthandler then prints their stacks."""
+    for rank, process in hung.items():  # one after the other, so that their lines do not mix
         say(f"rank {rank} is not responding and will be aborted; it hangs here:")
         process.send_signal(signal.SIGABRT)
         process.send_signal(signal.SIGCONT)

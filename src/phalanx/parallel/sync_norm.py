@@ -1,7 +1,7 @@
-"""Batch norm over several ranks: the statistics of all their micro-batches, as of one batch.
+"""Batch norm over several ranks: statistics over all their micro-batches, as over one batch.
 
-torch's SyncBatchNorm has no kernels for the CPU. This one runs on every device. It leaves what a
-rank can compute alone to the kernels of plain batch norm: they are fast, and it rounds as they do.
+torch's SyncBatchNorm has no CPU kernels; this one runs on every device. What a rank computes alone
+is left to the kernels of plain batch norm: they are fast, and the rounding is the same.
 """
 
 import copy
@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 def synchronise_norms(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Make every batch norm take, in training, the statistics of the batches of all ranks.
+    """Make every batch norm use, in training, statistics over the batches of all ranks.
 
-    All ranks of the group must have batches of one shape. Modules, names, weights and hooks stay as
-    they were, and so does what a norm does in evaluation.
+    All ranks of the group must have batches of the same shape. Modules, names, weights, hooks and
+    the behaviour in evaluation do not change.
     """
     for module in model.modules():
         if isinstance(module, _BatchNorm):
@@ -55,7 +55,7 @@ def _find_statistics(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Mean and variance of each channel over the batches of all ranks."""
     local = torch.stack(torch.batch_norm_update_stats(_widen(x), None, None, 0.0))
     means, variances = _gather(local, group).unbind(1)
-    # the spread within ranks plus that between them: mean(x*x) - mean**2 would lose digits
+    # the variance within ranks plus that between them: mean(x*x) - mean**2 would lose precision
     variance = variances.mean(0) + means.var(0, correction=0)
     return torch.stack((means.mean(0), variance))
 
@@ -67,14 +67,14 @@ def _update_running_statistics(norm: _BatchNorm, statistics: Tensor, *, count: i
         return
     norm.num_batches_tracked += 1
     mean, variance = statistics.to(norm.running_mean.dtype)
-    # without a momentum all batches count alike; torch, too, waits for the device here
+    # without momentum all batches have equal weight; torch, too, waits for the device here
     momentum = 1 / int(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
     norm.running_mean.lerp_(mean, momentum)
     norm.running_var.lerp_(variance * (count / max(count - 1, 1)), momentum)
 
 
 class _Normalisation(Function):
-    """Normalises with the group's mean and variance; gradients pass through both of them."""
+    """Normalises with the group's mean and variance; gradients flow through both of them."""
 
     @staticmethod
     def forward(
@@ -86,7 +86,7 @@ class _Normalisation(Function):
         eps: float,
         group: dist.ProcessGroup,
     ) -> Tensor:
-        """Normalised, scaled and shifted in at least 32 bits; the type of the input is kept."""
+        """Normalise, scale and shift in at least 32 bits; the output has the input's dtype."""
         ctx.save_for_backward(x, weight, statistics)
         ctx.eps, ctx.group = eps, group
         mean, variance = statistics
@@ -95,16 +95,16 @@ class _Normalisation(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of input, weight and bias; those of the weights are this rank's part."""
+        """Gradients of input, weight and bias; those of weight and bias are this rank's part."""
         x, weight, statistics = ctx.saved_tensors
         wide, (mean, variance) = _widen(x), statistics
         inverse_std = torch.rsqrt(variance + ctx.eps)
-        # as if the statistics were constants
+        # as if the statistics were constants,
         to_x, to_weight, to_bias = torch.ops.aten.native_batch_norm_backward(
             *(_widen(gradient), wide, weight, mean, variance, mean, inverse_std),
             *(False, ctx.eps, [True, True, True]),
         )
-        # and through the statistics, which the losses of all ranks depend on
+        # plus the part through the statistics, on which the losses of all ranks depend
         sums = _gather(torch.stack((to_weight, to_bias)), ctx.group).sum(0)
         scale, shift = sums / _count_values(x, ctx.group) * (weight * inverse_std)
         to_x -= F.batch_norm(wide, mean, variance, scale, shift, eps=ctx.eps)
@@ -112,8 +112,8 @@ class _Normalisation(Function):
 
 
 def _gather(values: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The values of each rank, in their order, so that every rank adds them up alike."""
-    # hidden from recorders of operations: what came from other ranks must not be asked for again
+    """The values of all ranks in order, so that every rank adds them in the same way."""
+    # hidden from the recorder of recomputation: this must not be communicated again
     with _disable_current_modes():
         gathered = [torch.empty_like(values) for _ in range(group.size())]
         dist.all_gather(gathered, values, group=group)
@@ -121,10 +121,10 @@ def _gather(values: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _widen(x: Tensor) -> Tensor:
-    """The values in 32 bits; those of 64 stay."""
+    """The values in float32; float64 is kept."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def _count_values(x: Tensor, group: dist.ProcessGroup) -> int:
-    """How many values each channel has on all ranks."""
+    """The number of values per channel over all ranks."""
     return x.numel() // x.shape[1] * group.size()

@@ -1,7 +1,7 @@
-"""Ends a rank that makes no progress, and says where it hangs.
+"""Ends a rank that makes no progress, and reports where it hangs.
 
-A collective whose peer is gone, or waits in another one, may wait forever: without an error, and
-without ever returning to Python. Only another thread can say so.
+A collective operation whose peer is gone, or waits in another operation, may wait forever: without
+an error, and without returning to Python. Only another thread can report that.
 """
 
 import faulthandler
@@ -18,18 +18,18 @@ from pathlib import Path
 from phalanx.errors import NetworkError, RanksLost
 from phalanx.escapes import clean
 
-_PEERS_S = 2.0  # for the other ranks to say where they hang, before they lose this one
-_LAST_WORDS_S = 10.0  # if a disk or the reader of our errors hangs, too
+_PEERS_S = 2.0  # for the other ranks to report where they hang, before this one ends
+_LAST_WORDS_S = 10.0  # to report, in case a disk or the reader of stderr hangs, too
 
 
 class Watchdog:
-    """A block that must call `beat()` every so often; else the process ends.
+    """Context in which `beat()` must be called regularly; otherwise the process ends.
 
-    The exit code is 8; 75 where `find_way_on` names a command that continues what is lost.
+    The exit code is 8, or 75 if `find_way_on` returns a command that continues the run.
 
-    describe: where we are, in words ("step 12 of epoch 3"). It must not wait for a device or a
-    lock: they may be what hangs. The same goes for find_way_on.
-    report: a file for what is written to stderr.
+    describe: returns where we are ("step 12 of epoch 3"). It must not wait for a device or a
+    lock, which may be what hangs. The same is true for find_way_on.
+    report: a file for a copy of what is written to stderr.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Watchdog:
         self._left = threading.Event()
 
     def beat(self) -> None:
-        """There is progress."""
+        """Report progress."""
         self._beats += 1
 
     def __enter__(self) -> "Watchdog":
@@ -62,7 +62,7 @@ class Watchdog:
         self._left.set()
 
     def _watch(self) -> None:
-        # moments are counted instead of reading a clock: after a Ctrl-Z, time has passed, too
+        # short waits are counted instead of reading a clock: a Ctrl-Z must not count as a hang
         moment = min(1.0, self._seconds / 10)
         beats, waited = self._beats, 0.0
         while waited < self._seconds:
@@ -80,13 +80,13 @@ class Watchdog:
             self._end(place)
 
     def _end(self, place: str) -> None:
-        """Write down where every thread is, and leave; this never returns."""
+        """Write where every thread is, and end the process."""
         code = NetworkError.exit_code
         try:
             head = f"{self._who}: no progress for {self._seconds:g} s, in {place}"
             data = clean("\n".join([head, *_describe_threads(), ""])).encode(errors="replace")
             with suppress(OSError):
-                os.write(2, data)  # in one piece: other ranks write at the same time
+                os.write(2, data)  # in one call: other ranks write at the same time
             if self._report is not None:
                 with suppress(OSError):
                     self._report.write_bytes(data)
@@ -103,12 +103,12 @@ class Watchdog:
 
 
 def enable_stack_dumps() -> None:
-    """Show the stacks of all threads when a signal such as SIGSEGV or SIGABRT ends the process."""
+    """Print the stacks of all threads if a signal such as SIGSEGV or SIGABRT ends the process."""
     faulthandler.enable(2)
 
 
 def _describe_threads() -> Iterator[str]:
-    """The stack of every thread, innermost call last, without reading the sources from a disk."""
+    """The stack of every thread, innermost call last, without reading source files from disk."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():
         yield f"  thread {names.get(ident, ident)}:"

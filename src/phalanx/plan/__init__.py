@@ -1,1 +1,1 @@
-"""What a config means in numbers: batches, steps, schedules and the order of images. No torch."""
+"""All numbers that follow from a config: batches, steps, schedules, image order. No torch."""

@@ -1,4 +1,4 @@
-"""What makes a step faster on a GPU: kernels of our own, and passes replayed as CUDA graphs."""
+"""What makes a step faster on a GPU: our own kernels, and passes replayed as CUDA graphs."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -11,11 +11,11 @@ from phalanx.plan.model import build_variant
 
 
 class Acceleration(NamedTuple):
-    """What a run uses, and why not what it might."""
+    """What a run uses, with notes on why it does not use the rest."""
 
-    graph: bool = False  # passes are replayed
-    own_kernels: bool = False  # blocks that have kernels of their own use them
-    compiles: bool = False  # the network is compiled
+    graph: bool = False  # passes are replayed as CUDA graphs
+    own_kernels: bool = False  # blocks for which we have kernels use them
+    compiles: bool = False  # the network is compiled by torch
     notes: tuple[str, ...] = ()
 
     def describe(self) -> str:
@@ -28,7 +28,7 @@ class Acceleration(NamedTuple):
 def plan_acceleration(
     config: Config, chosen: MachineChoice, layout: Layout, *, recomputes: bool
 ) -> Acceleration:
-    """Both wherever they are possible, unless the config says otherwise."""
+    """Kernels and graphs wherever they are possible, unless the config says otherwise."""
     machine = config.machine
     if not chosen.device.startswith("cuda"):
         return Acceleration(compiles=machine.compile)
@@ -47,7 +47,7 @@ def plan_acceleration(
 
 
 def _list_kernel_obstacles(layout: Layout, *, recomputes: bool) -> Iterator[str]:
-    """Why units cannot be run as a whole."""
+    """Why our kernels, which run whole units, cannot be used."""
     if recomputes:
         yield "activations are recomputed one by one"
     if layout.span_groups:
@@ -57,7 +57,7 @@ def _list_kernel_obstacles(layout: Layout, *, recomputes: bool) -> Iterator[str]
 
 
 def _list_graph_obstacles(config: Config, layout: Layout) -> Iterator[str]:
-    """Why passes cannot be replayed, or must not be without being asked to."""
+    """Why passes cannot be replayed, or not unless the option asks for it."""
     if config.machine.fp_exceptions:
         yield "--fp-exceptions looks at every module of every step"
     if layout.stages > 1:

@@ -1,4 +1,4 @@
-"""Which weights are averaged, and how much each counts: pure numbers."""
+"""Which weights are averaged, and with which weight each: pure arithmetic."""
 
 import sys
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from phalanx.errors import ConfigError, suggest
 from phalanx.plan.events import Every
 
 _STRATEGIES = ("mean", "exponential")
-_DEFAULT_COUNT = 5  # checkpoints averaged where nobody says how many
-_ALL = -1  # the number that stands for all there are
+_DEFAULT_COUNT = 5  # checkpoints to average
+_ALL = -1  # the value that means all checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging:
-    """How checkpoints of a run become one."""
+    """How the last checkpoints of a run are averaged."""
 
     strategy: str = "mean"
-    decay: float = 0.99  # of the exponential one
-    count: int | None = None  # the last so many; None for the usual number, as far as there are
-    norm_steps: int = 0  # training steps that give batch norms new statistics; 0 averages them
+    decay: float = 0.99  # of the exponential strategy
+    count: int | None = None  # how many of the last; None: the default number, or fewer
+    norm_steps: int = 0  # training steps to re-estimate batch-norm statistics; 0: average them
 
     def __post_init__(self) -> None:
         if self.strategy not in _STRATEGIES:
@@ -40,7 +40,7 @@ class Averaging:
             raise ConfigError(f"--reestimate-norms {self.norm_steps}: expected 0 or more steps")
 
     def count_among(self, available: int, *, where: Path) -> int:
-        """How many of the available checkpoints to average; ConfigError for too few."""
+        """How many of the available checkpoints to average; ConfigError if there are too few."""
         fewest = 2 if self.count is None or self.count == _ALL else self.count
         if available < fewest:
             option = f"--weight-avg-n {self.count}: " if self.count == fewest else ""
@@ -55,7 +55,7 @@ class Averaging:
 
 
 def count_consecutive(steps: Sequence[int], save: Every) -> int:
-    """How many of the last of these checkpoints have no save between them that is not there.
+    """How many of the last checkpoints are consecutive: no checkpoint between them is missing.
 
     >>> from fractions import Fraction
     >>> every_second = Every(Fraction(3), Fraction(6), 18)
@@ -69,7 +69,7 @@ def count_consecutive(steps: Sequence[int], save: Every) -> int:
 
 
 def build_averaging(config: Config) -> Averaging | None:
-    """How a run averages its last checkpoints when it is over; None where it does not."""
+    """How a run averages its last checkpoints at its end; None if it does not."""
     run = config.run
     if run.weight_avg_strategy == "none":
         return None
@@ -81,7 +81,7 @@ def build_averaging(config: Config) -> Averaging | None:
 
 
 def count_kept_checkpoints(config: Config) -> int:
-    """How many of its newest checkpoints a run keeps: those to be averaged are among them."""
+    """How many of its newest checkpoints a run keeps, at least those to be averaged."""
     averaging = build_averaging(config)
     if averaging is None:
         return config.run.keep
@@ -90,7 +90,7 @@ def count_kept_checkpoints(config: Config) -> int:
 
 
 def check_averaging(config: Config, *, saves: int) -> None:
-    """Raise ConfigError where a run is to average more checkpoints than it will make."""
+    """Raise ConfigError if a run would average more checkpoints than it saves."""
     averaging = build_averaging(config)
     wanted = 0 if averaging is None else max(averaging.count or 0, 2)
     if saves < wanted:
@@ -102,9 +102,9 @@ def check_averaging(config: Config, *, saves: int) -> None:
 
 
 def ema_decay_at(decay: float, step: int) -> float:
-    """How much of a live average stays after that many steps: little at first, then `decay`.
+    """The decay of a moving average after that many steps: small at first, then `decay`.
 
-    min(decay, (1 + step) / (10 + step)), so that the random weights a run begins with are
-    soon forgotten. A function of the step alone: a resume needs nothing else to go on.
+    min(decay, (1 + step) / (10 + step)), so that the random initial weights are soon forgotten.
+    It depends only on the step, so a resume needs no other state.
     """
     return min(decay, (1 + step) / (10 + step))

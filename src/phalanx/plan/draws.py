@@ -1,7 +1,7 @@
 """Counter-based randomness: a draw is a pure function of (seed, name, position, lane).
 
-Nothing is stored and nothing advances, so any draw can be made again, alone, on any machine.
-The arithmetic is wrapping 64-bit integers throughout; no library's random stream is involved.
+There is no state, so any draw can be repeated by itself, on any machine. All arithmetic is in
+wrapping 64-bit integers; no library's random stream is involved.
 """
 
 from functools import lru_cache
@@ -19,10 +19,10 @@ LAST_SHIFT = 31
 
 
 def mix(words: Words) -> Words:
-    """Each word scrambled by the splitmix64 finaliser: one flipped bit flips half of them.
+    """Each word scrambled by the splitmix64 finaliser: one flipped input bit flips half the bits.
 
-    Takes arrays only: numpy warns when a single number wraps around, and never for arrays.
-    phalanx.kernels.random_bits has it for torch, random_bits_fused for Triton.
+    Takes only arrays: numpy warns when a scalar wraps around, but not for arrays. The same in torch
+    is in phalanx.kernels.random_bits, in Triton in random_bits_fused.
     """
     for shift, factor in MIX_ROUNDS:
         words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
@@ -39,14 +39,14 @@ def stream_key(seed: int, name: str, lane: int) -> np.uint64:
 
 
 def draw_bits(seed: int, name: str, positions: ArrayLike, lane: int = 0) -> Words:
-    """64 random bits for each position of the stream called `name`."""
+    """64 random bits for each position of the stream `name`."""
     places = np.asarray(positions, np.int64).view(np.uint64)
     key = stream_key(seed, name, lane)
     return mix(mix(np.atleast_1d(places) * GOLDEN + key) ^ key).reshape(places.shape)
 
 
 def draw_uniform(seed: int, name: str, positions: ArrayLike, lane: int = 0) -> NDArray[np.float64]:
-    """A number in [0, 1) for each position, in steps of 2**-53."""
+    """A number in [0, 1) for each position, a multiple of 2**-53."""
     bits = draw_bits(seed, name, positions, lane) >> np.uint64(11)
     return bits.astype(np.float64) * 2.0**-53
 
@@ -54,7 +54,7 @@ def draw_uniform(seed: int, name: str, positions: ArrayLike, lane: int = 0) -> N
 def draw_below(
     bound: int, seed: int, name: str, positions: ArrayLike, lane: int = 0
 ) -> NDArray[np.int64]:
-    """A whole number in [0, bound) for each position."""
+    """An integer in [0, bound) for each position."""
     if not 1 <= bound <= 1 << 32:
         raise ValueError(f"a bound lies between 1 and 2**32, got {bound}")
     high = draw_bits(seed, name, positions, lane) >> np.uint64(32)
@@ -64,7 +64,7 @@ def draw_below(
 def draw_beta(
     alpha: float, seed: int, name: str, positions: ArrayLike, lane: int = 0
 ) -> NDArray[np.float64]:
-    """A number in [0, 1] of the distribution Beta(alpha, alpha) for each position."""
+    """A number in [0, 1] from the distribution Beta(alpha, alpha) for each position."""
     places = np.asarray(positions, np.int64)
     flat = places.reshape(-1)
     first, second = (_draw_log_gamma(alpha, seed, f"{name}-{lane}-{n}", flat) for n in (0, 1))
@@ -74,11 +74,11 @@ def draw_beta(
 def _draw_log_gamma(
     alpha: float, seed: int, name: str, positions: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Logarithms of draws of Gamma(alpha), by Marsaglia and Tsang's method (2000).
+    """Logarithms of draws from Gamma(alpha), by Marsaglia and Tsang's method (2000).
 
-    The logarithm, because with a small alpha most draws are too small for a float.
+    The logarithm, because for small alpha most draws are too small for a float.
     """
-    depth = alpha + 1 - 1 / 3  # drawn for alpha + 1 and brought down: the method wants 1 or more
+    depth = alpha + 1 - 1 / 3  # drawn for alpha + 1 and converted: the method needs 1 or more
     drawn = np.zeros(len(positions))
     waiting = np.arange(len(positions))
     lanes = 3

@@ -1,4 +1,4 @@
-"""Is it time to log, to evaluate, to save: pure functions of the step."""
+"""When to log, evaluate and save: pure functions of the step."""
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -10,15 +10,15 @@ from phalanx.errors import ConfigError
 
 @dataclass(frozen=True)
 class Every:
-    """An event that comes `rate` times an epoch, and at the last step unless the rate is 0."""
+    """An event that occurs `rate` times per epoch, and at the last step unless the rate is 0."""
 
     rate: Fraction
     steps_per_epoch: Fraction
     total_steps: int
-    first: Fraction = Fraction(0)  # epoch of the first one; 0: one interval after the start
+    first: Fraction = Fraction(0)  # epoch of the first event; 0: one interval after the start
 
     def due(self, step: int) -> bool:
-        """Whether the event comes right after that many steps are done.
+        """Whether the event is due after that many steps.
 
         >>> every = Every(Fraction(2), Fraction(5), 12)
         >>> [step for step in range(13) if every.due(step)]
@@ -32,18 +32,18 @@ class Every:
 
     @cached_property
     def _per_step(self) -> tuple[int, int, int]:
-        # whole numbers: this is asked after every step, and fractions are slow
+        # integers: this is computed after every step, and fractions are slow
         numerator, denominator = (self.rate / self.steps_per_epoch).as_integer_ratio()
         late, parts = (self.first * self.rate).as_integer_ratio()
         return numerator * parts, late * denominator, denominator * parts
 
     def _passed(self, step: int) -> int:
-        # the start counts as one when nothing is said about the first: only differences matter
+        # with first = 0 the start counts as one event, which is no matter: only differences count
         numerator, late, denominator = self._per_step
         return max(0, (step * numerator - late) // denominator + 1)
 
     def count(self) -> int:
-        """How often it comes over the whole run."""
+        """How often the event occurs in the whole run."""
         if not self.rate:
             return 0
         last = self._passed(self.total_steps)
@@ -53,17 +53,17 @@ class Every:
         return points if on_last else points + 1
 
 
-# --- how often may be asked for ---
+# --- which rates are possible ---
 
 
 @dataclass(frozen=True)
 class EventKind:
-    """One of the options that say how often an epoch something is done."""
+    """One of the options that say how often per epoch something is done."""
 
     flag: str
     verb: str
     never: str  # the warning for a rate of 0
-    fills_run: bool  # refuses an interval that does not fit the run a whole number of times
+    fills_run: bool  # whether the run must be a whole number of intervals
 
 
 LOGS = EventKind(
@@ -78,10 +78,10 @@ CKPTS = EventKind("--ckpts-per-epoch", "save", never="", fills_run=False)
 def adjust_event_rate(
     every: Every, kind: EventKind, *, epochs: Fraction | None, even: bool
 ) -> tuple[Every, list[str]]:
-    """The event with the rate that the run can have, and what to warn of.
+    """The event with a rate that is possible in the run, and warnings.
 
-    epochs: the length of the run, where it was given in epochs. even: events split the epoch, or
-    the run, into equally many steps; the rate gives way where it has to.
+    epochs: the length of the run, if it was given in epochs. even: events must divide the epoch,
+    or the run, into equal numbers of steps; the rate is adjusted if necessary.
     """
     if not every.rate:
         return every, [f"{kind.flag} 0: {kind.never}"] if kind.never else []
@@ -108,7 +108,7 @@ def adjust_event_rate(
 
 
 def describe_carried_tail(every: Every, kind: EventKind) -> list[str]:
-    """Why a rate that was asked for does not split the epochs of a carried tail evenly."""
+    """A warning if a rate does not divide epochs of fractional length evenly."""
     if not every.rate or (every.steps_per_epoch / every.rate).denominator == 1:
         return []
     return [
@@ -119,7 +119,7 @@ def describe_carried_tail(every: Every, kind: EventKind) -> list[str]:
 
 
 def nearest_divisor(whole: int, wanted: Fraction) -> int:
-    """The divisor of `whole` nearest to `wanted`, the smaller of two that are.
+    """The divisor of `whole` nearest to `wanted`; of two at the same distance the smaller.
 
     >>> nearest_divisor(781, Fraction(10)), nearest_divisor(781, Fraction(41))
     (11, 11)
@@ -130,7 +130,7 @@ def nearest_divisor(whole: int, wanted: Fraction) -> int:
 
 
 def _describe_uneven(rate: Fraction, kind: EventKind, epochs: int) -> str:
-    """That an interval does not fill the run, and which intervals and which lengths would do."""
+    """A message that an interval does not divide the run, with intervals and lengths that fit."""
     fitting = Fraction(nearest_divisor(epochs, epochs * rate), epochs)
     shorter = epochs - epochs % rate.denominator
     lengths = " or ".join(str(n) for n in (shorter, shorter + rate.denominator) if n)

@@ -1,6 +1,6 @@
-"""What ranks send each other in a step, in bytes, and how long a network takes for it: arithmetic.
+"""How many bytes ranks exchange in a step, and how long that takes on a network: arithmetic.
 
-The model of the network, its constants and how it compares with measurements: docs/scale.md.
+The model of the network, its constants and a comparison with measurements: docs/scale.md.
 """
 
 from collections import Counter
@@ -14,26 +14,26 @@ from phalanx.plan.layout import Layout
 from phalanx.plan.pipeline import time_backward, time_passes
 from phalanx.plan.plan import Plan
 
-# measured apart from the steps that they predict, see docs/scale.md
-_LINK_SHARE = 0.95  # of a link's bandwidth that a ring gets; a bare all-reduce over gloo and TCP
-_GLOO_PAIR_SHARE = 0.62  # that a gather gets where two ranks share one connection; the same
-_REDUCE_GBIT, _GATHER_GBIT = 7.4, 2.0  # of gradients that gloo and a core copy and add in a second
-_BACKWARD_SHARE = 0.55  # of a pass and its update; 0.52 to 0.60 on a GPU and a CPU
+# measured separately from the steps that they predict, see docs/scale.md
+_LINK_SHARE = 0.95  # share of a link's bandwidth in a ring: a bare all-reduce over gloo and TCP
+_GLOO_PAIR_SHARE = 0.62  # the same for a gather, if two ranks share one connection
+_REDUCE_GBIT, _GATHER_GBIT = 7.4, 2.0  # Gbit/s of gradients that gloo and a core copy and add
+_BACKWARD_SHARE = 0.55  # share of a pass and its update; 0.52 to 0.60 on a GPU and a CPU
 _MIB = 2**20
-_BITS = 8e-9  # Gbit of a byte
+_BITS = 8e-9  # Gbit per byte
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """Bytes that each rank receives in a step; it sends as many."""
+    """The bytes that each rank receives in a step; it sends as many."""
 
     gradients: int
-    statistics: int  # of batch norms whose replicas are on several ranks
-    activations: int = 0  # and their gradients, between stages: of the rank that has most of them
+    statistics: int  # of batch norms that are shared by replicas on several ranks
+    activations: int = 0  # and their gradients, between stages, of the busiest rank
 
     @property
     def total(self) -> int:
-        """All of them; the few numbers of the metrics are not counted."""
+        """The sum; the few bytes of the metrics are not counted."""
         return self.gradients + self.statistics + self.activations
 
 
@@ -42,11 +42,11 @@ def count_exchange(
 ) -> Exchange:
     """The exchange of a step, from the bytes of one stage's gradients, statistics and activations.
 
-    A ring adds up gradients in 2 (P-1)/P of their bytes, once a step. Under `--determinism strict`
-    every rank gets those of all others in each round, to add them in the order of replicas. Means
-    and variances are gathered in each pass by the ranks that share them, and their gradients, too.
-    activations: what a rank gets in one pass, activations of the stage before it and gradients of
-    the stage behind it.
+    A ring all-reduce of gradients moves 2 (P-1)/P of their bytes, once per step. Under strict
+    determinism every rank gets those of all others in each round, to add them in replica order.
+    Means and variances are gathered in each pass by the ranks that share them, and their gradients,
+    too. activations: what a rank gets in one pass, activations of the previous stage and gradients
+    of the next one.
     """
     layout = plan.layout
     others, passes = layout.pipelines - 1, plan.accumulation * layout.rounds
@@ -62,29 +62,29 @@ def count_exchange(
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Hosts with a link each, which carries as much in either direction at the same time."""
+    """Hosts with one full-duplex link each."""
 
-    gbit: float  # a second, in each direction
+    gbit: float  # Gbit/s, in each direction
     hosts: int
 
     def time(self, size: float, share: float = _LINK_SHARE) -> float:
-        """Seconds that so many bytes take on a link, of which they get a share."""
+        """Seconds that `size` bytes take on a link with a share of its bandwidth."""
         return size * _BITS / (self.gbit * share)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkUse:
-    """What goes through a host's link in a step, by what it is: of each, where most of it goes."""
+    """What goes through a host's link in a step, by kind; for each kind, of the busiest host."""
 
     sizes: dict[str, int]  # bytes in each direction
     seconds: dict[str, float]
-    tree_s: float | None  # of the gradients, if a tree added them up; None where none can
-    before_end_s: float  # of the gradients, what can go before the last backward pass ends
-    host_s: float  # of a processor that copies and adds them, whatever the network
+    tree_s: float | None  # for the gradients with a tree all-reduce; None if it cannot be used
+    before_end_s: float  # for gradients that can be sent before the last backward pass ends
+    host_s: float  # of a processor that copies and adds gradients, independent of the network
 
     @property
     def total_s(self) -> float:
-        """One after the other."""
+        """All kinds, one after the other."""
         return sum(self.seconds.values())
 
 
@@ -95,16 +95,16 @@ class StepTime:
     compute_s: float
     host_s: float  # for copying and adding what was exchanged
     communication_s: float
-    hidden_s: float  # of the communication, while the last backward pass goes on
+    hidden_s: float  # the part of communication that overlaps with the last backward pass
 
     @property
     def total_s(self) -> float:
-        """From one update to the next."""
+        """The time from one update to the next."""
         return self.compute_s + self.host_s + self.communication_s - self.hidden_s
 
 
 def count_hosts(plan: Plan, hosts: int | None) -> int:
-    """The hosts that so many are meant for; without a number, one for each rank."""
+    """The number of hosts; by default one for each rank. ConfigError if it does not divide them."""
     ranks = plan.layout.ranks
     if hosts is not None and ranks % hosts:
         raise ConfigError(
@@ -116,14 +116,14 @@ def count_hosts(plan: Plan, hosts: int | None) -> int:
 def time_exchange(
     plan: Plan, exchanges: Sequence[Exchange], network: Network, *, bucket_mib: float
 ) -> LinkUse:
-    """What a network takes for the bytes that the ranks of each stage send in a step.
+    """The time a network needs for what the ranks of each stage send in a step.
 
-    Ranks are numbered host by host. What stays within a host takes no network. DDP sends a bucket
-    of gradients as soon as it is full, the last one when the last backward pass ends; sums of
-    stages, or in the order of replicas, come after that.
+    Ranks are numbered host by host. Traffic within a host is not counted. DDP sends a bucket of
+    gradients as soon as it is full, the last one when the last backward pass ends; the sums of
+    stages, and sums in the order of replicas, come after that.
     """
     layout, is_strict = plan.layout, plan.determinism == "strict"
-    members = layout.pipelines  # that add up the same gradients
+    members = layout.pipelines  # ranks that sum the same gradients
     most = max(one.gradients for one in exchanges)
     sizes = _count_sent(layout, exchanges, layout.ranks // network.hosts)
     shares = dict.fromkeys(sizes, _LINK_SHARE)
@@ -134,7 +134,7 @@ def time_exchange(
     if members > 1 and plan.device == "cpu":
         host_s = most * _BITS / (_GATHER_GBIT if is_strict else _REDUCE_GBIT)
     if members > 1 and not is_strict:
-        by_tree = members / (members - 1)  # of what a ring moves: all gradients twice
+        by_tree = members / (members - 1)  # relative to a ring: a tree moves all gradients twice
         buckets = max(1, ceil(most * by_tree / 2 / (bucket_mib * _MIB)))
         tree_s = network.time(sizes["gradients"] * by_tree)
         before_end_s = (layout.stages == 1) * seconds["gradients"] * (1 - 1 / buckets)
@@ -144,7 +144,7 @@ def time_exchange(
 
 
 def _count_sent(layout: Layout, exchanges: Sequence[Exchange], per_host: int) -> dict[str, int]:
-    """The bytes that the host which sends most of a kind sends to other hosts, by kind."""
+    """The bytes that the busiest host sends to other hosts, by kind."""
     rings = [layout.peers_of(stage) for stage in range(layout.stages)]
     sent: dict[str, Counter[int]] = {
         "gradients": Counter(),
@@ -156,7 +156,7 @@ def _count_sent(layout: Layout, exchanges: Sequence[Exchange], per_host: int) ->
             size = getattr(exchanges[layout.stage_of(group[0])], kind)
             for one, other in pairwise([*group, group[0]]):
                 sent[kind][one // per_host] += size * (one // per_host != other // per_host)
-    before = 0  # what a stage and the one before it send each other: the rest goes behind
+    before = 0  # bytes between a stage and the previous one: the rest is with the next one
     for stage in range(layout.stages - 1):
         before = exchanges[stage].activations - before
         for rank in rings[stage]:
@@ -173,10 +173,10 @@ def time_stage_waits(
     received: Sequence[int],
     images_per_second: float,
 ) -> float:
-    """Seconds that a step takes longer because stages on other hosts wait for what they are sent.
+    """Seconds by which a step is longer because stages wait for data from other hosts.
 
     shares: of the model's time, by stage; received: the bytes that each gets for a forward pass.
-    images_per_second: of one device that recomputes as the plan does.
+    images_per_second: of one device, with the plan's recomputation.
     """
     layout, pipeline = plan.layout, plan.pipeline
     if pipeline is None or layout.stages == 1:
@@ -208,10 +208,10 @@ def predict_step_time(
     bubble: float = 0.0,
     stage_waits_s: float = 0.0,
 ) -> StepTime:
-    """The step of a plan, from what one device trains alone.
+    """The time of a step, from the images/s of a single device.
 
     A pipeline divides the work among its stages, which idle for a share of the time (`bubble`).
-    What they send is on its way while they compute: only the time that they wait for it counts.
+    They send while they compute: only the time that they wait for data counts.
     """
     layout = plan.layout
     passes = plan.accumulation * layout.rounds

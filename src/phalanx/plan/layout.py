@@ -1,4 +1,4 @@
-"""Which rank runs which replicas and stages: arithmetic, whatever devices are there."""
+"""Which rank runs which replicas and stages: arithmetic, independent of actual devices."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,27 +12,27 @@ _MOST_LISTED = 10
 
 @dataclass(frozen=True)
 class Layout:
-    """The replicas of a run over its ranks, one device each.
+    """How the replicas of a run are distributed over its ranks, which have one device each.
 
-    Where a model is cut into stages, so many ranks in a row are a pipeline, which runs a replica
-    together: rank p * stages + s is stage s of pipeline p. Otherwise each rank is a pipeline by
-    itself.
+    If a model is split into stages, `stages` consecutive ranks are a pipeline, which runs a
+    replica together: rank p * stages + s is stage s of pipeline p. Otherwise each rank is a
+    pipeline by itself.
 
-    Replicas that share BatchNorm statistics (`bn_span` of them, 0 to k-1, k to 2k-1, ...) run side
-    by side in one pass. Where there are more pipelines than such groups, each group is split over
+    Replicas that share BatchNorm statistics (`bn_span` of them, 0 to k-1, k to 2k-1, ...) run
+    together in one pass. If there are more pipelines than such groups, each group is split over
     several pipelines, which exchange their statistics. What a pipeline runs in one pass is a turn.
-    Turns go round the pipelines: pipeline p of P runs turns p, P + p, 2P + p, ..., one after the
-    other. So after round n the turns 0 to nP - 1 are done, in the order of their replicas.
+    Turns are assigned in round-robin order: pipeline p of P runs turns p, P + p, 2P + p, ..., one
+    after the other. So after round n the turns 0 to nP - 1 are done, in the order of replicas.
     """
 
     replicas: int = 1
     ranks: int = 1
     bn_span: int = 1
-    stages: int = 1  # on ranks of their own
+    stages: int = 1  # that have their own ranks
 
     @property
     def pipelines(self) -> int:
-        """How many replicas, or turns of them, run at the same time."""
+        """The number of pipelines, which is how many turns run at the same time."""
         return self.ranks // self.stages
 
     def stage_of(self, rank: int) -> int:
@@ -48,12 +48,12 @@ class Layout:
         return tuple(range(pipeline * self.stages, (pipeline + 1) * self.stages))
 
     def peers_of(self, rank: int) -> tuple[int, ...]:
-        """The ranks that run the same stage as one, itself included, by pipeline."""
+        """The ranks that run the same stage as `rank`, including itself, by pipeline."""
         return tuple(range(self.stage_of(rank), self.ranks, self.stages))
 
     @cached_property
     def turn_size(self) -> int:
-        """How many replicas run side by side."""
+        """How many replicas run together in one pass."""
         return self.bn_span // self.span_pipelines
 
     @property
@@ -63,17 +63,17 @@ class Layout:
 
     @property
     def turns(self) -> int:
-        """How many passes over different replicas a step has."""
+        """The number of turns, over all pipelines, in a step."""
         return self.replicas // self.turn_size
 
     @property
     def folded(self) -> bool:
-        """Whether some rank stands in for several devices; the plan knows of folded stages."""
+        """Whether a rank runs several replicas; folded stages are known only to the plan."""
         return self.turns > self.pipelines or self.turn_size > 1
 
     @property
     def rounds(self) -> int:
-        """How many turns the busiest pipeline runs, one after the other."""
+        """The number of turns of the busiest pipeline, which run one after the other."""
         return -(-self.turns // self.pipelines)
 
     def turns_of(self, rank: int) -> tuple[tuple[int, ...], ...]:
@@ -89,7 +89,7 @@ class Layout:
 
     @property
     def span_groups(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks that exchange BatchNorm statistics with each other; none where none must."""
+        """The groups of ranks that exchange BatchNorm statistics; empty if none do."""
         groups = {(rank, *self.partners_of(rank)) for rank in range(self.ranks)}
         return tuple(sorted({tuple(sorted(group)) for group in groups if len(group) > 1}))
 
@@ -101,9 +101,9 @@ class Layout:
 
 
 def lay_out(replicas: int, *, devices: int, bn_span: int = 1, stages: int = 1) -> Layout:
-    """The replicas on as many of the devices as they can use.
+    """The layout of replicas on as many of the devices as they can use.
 
-    Stages are on devices of their own where these are enough for one replica at least.
+    Stages get their own devices if there are enough for at least one replica.
     """
     if replicas % bn_span:
         raise ConfigError(f"--bn-span {bn_span}: {_explain_span(bn_span, replicas)}")
@@ -111,14 +111,14 @@ def lay_out(replicas: int, *, devices: int, bn_span: int = 1, stages: int = 1) -
         stages = 1
     pipelines, groups = max(1, devices // stages), replicas // bn_span
     if pipelines > groups:
-        # each group gets as many pipelines as share it evenly
+        # each group gets as many pipelines as can divide it evenly
         shares = (n for n in range(1, bn_span + 1) if bn_span % n == 0 and n * groups <= pipelines)
         pipelines = groups * max(shares)
     return Layout(replicas, pipelines * stages, bn_span, stages)
 
 
 def _explain_span(bn_span: int, replicas: int) -> str:
-    """Why so many replicas cannot share statistics, and which numbers could."""
+    """Why a span of this size is not possible, and which would be."""
     if bn_span > replicas:
         there = "is only 1 replica" if replicas == 1 else f"are only {replicas} replicas"
         ways = f"--replicas {bn_span}, or a multiple of that, or --bn-span {replicas}"
@@ -137,9 +137,9 @@ def _join(numbers: Iterable[int], word: str) -> str:
 def count_accumulation(
     global_batch: int, *, micro_batch: int, replicas: int, kept: bool = False
 ) -> int:
-    """Micro-batches of each replica in a step of that many images.
+    """The micro-batches of each replica in a step of that many images.
 
-    kept: nobody asked for that many, they are what one replica had before --replicas auto.
+    kept: the global batch was not given, but computed before --replicas auto changed the replicas.
     """
     least = micro_batch * replicas
     if global_batch % least == 0:
@@ -161,7 +161,7 @@ def count_accumulation(
 
 
 def describe_devices(device: str, ranks: int) -> str:
-    """What so many ranks compute on; a CPU is one device, whatever runs on it.
+    """The devices of so many ranks, in words; a CPU is one device for all of them.
 
     >>> describe_devices("cpu", 2)
     '2 processes on cpu'
@@ -172,9 +172,9 @@ def describe_devices(device: str, ranks: int) -> str:
 
 
 def describe_layout(layout: Layout, *, stages: int = 1) -> str:
-    """Where the replicas and stages run, in one line; empty where there is one of each.
+    """A line on where replicas and stages run; empty if there is one of each.
 
-    stages: of the model. Where the layout has fewer, they are folded.
+    stages: of the model. If the layout has fewer, they are folded.
 
     >>> describe_layout(Layout(2, 4, stages=2), stages=2)
     '2 replicas of 2 stages, one stage on each of 4 devices'

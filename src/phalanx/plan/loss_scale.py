@@ -1,4 +1,4 @@
-"""The loss scale where it follows a plan: fixed, or doubled from stage to stage of the run."""
+"""The planned loss scale: fixed, or doubled in stages of the run."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -8,7 +8,7 @@ from math import ceil, floor, frexp, log2
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 
-AUTOMATIC_START = 2.0**16  # of a scale that finds its own size, as torch's GradScaler
+AUTOMATIC_START = 2.0**16  # of an adaptive scale, as in torch's GradScaler
 _NOT_GIVEN = 1.0  # the default of --loss-scaling
 
 
@@ -16,18 +16,18 @@ _NOT_GIVEN = 1.0  # the default of --loss-scaling
 class LossScale:
     """A loss scale that doubles from `initial` to `final` in equal stages.
 
-    A stage is a whole number of epochs, and the last one takes what is left; where there are
-    fewer epochs than stages, all are equally long.
+    A stage is a whole number of epochs, and the last one takes the rest; if there are fewer
+    epochs than stages, all stages have the same length.
     """
 
     initial: float
     final: float
     epochs: Fraction  # of the whole run
     steps_per_epoch: Fraction
-    automatic: bool = False  # it begins as planned, and finds its own size from there
+    automatic: bool = False  # it starts as planned, and then adapts
 
     def at(self, step: int) -> float:
-        """Loss scale of the step that follows `step` finished ones.
+        """The loss scale of the step after `step` finished ones.
 
         >>> scale = LossScale(
         ...     initial=16, final=64, epochs=Fraction(7), steps_per_epoch=Fraction(1)
@@ -38,7 +38,7 @@ class LossScale:
         return self.initial * 2.0 ** min(step // self._stage, self._doublings)
 
     def changes(self, steps: int) -> tuple[tuple[int, float], ...]:
-        """Each scale of the first steps with the step that begins it.
+        """The scales in the first `steps` steps, each with its first step.
 
         >>> scale = LossScale(
         ...     initial=16, final=64, epochs=Fraction(7), steps_per_epoch=Fraction(5, 2)
@@ -63,10 +63,9 @@ class LossScale:
 def make_loss_scale(
     config: Config, *, precision: str, epochs: Fraction, steps_per_epoch: Fraction
 ) -> LossScale:
-    """The loss scale of a run, fixed where no initial one is given; refuses what cannot be.
+    """The loss scale of a run, fixed if no initial one is given; ConfigError if impossible.
 
-    An automatic one begins with --loss-scaling where that was given, and the optimizer steps
-    move it.
+    An automatic one starts with --loss-scaling if that was given, and then adapts.
     """
     initial, final = config.loss.initial_loss_scaling, config.loss.loss_scaling
     automatic = config.loss.auto_loss_scaling
@@ -96,7 +95,7 @@ def make_loss_scale(
 
 
 def doubling_problems(initial: float | None, final: float) -> list[str]:
-    """Why the loss scale cannot be doubled from one to the other, with the way out."""
+    """Why doubling does not lead from one loss scale to the other, and what to do."""
     if initial is None or initial == final:
         return []
     if initial > final:
@@ -104,7 +103,7 @@ def doubling_problems(initial: float | None, final: float) -> list[str]:
             f"--initial-loss-scaling: {initial:g} is more than --loss-scaling {final:g}, and it "
             f"only grows; swap them, or leave the initial one out"
         ]
-    if frexp(final / initial)[0] != 0.5:  # what no power of two looks like
+    if frexp(final / initial)[0] != 0.5:  # not a power of two
         below = initial * 2.0 ** _count_doublings(initial, final)
         return [
             f"--loss-scaling: doubling from {initial:g} gives {below:g} and {2 * below:g}, never "
@@ -114,7 +113,7 @@ def doubling_problems(initial: float | None, final: float) -> list[str]:
 
 
 def loss_scale_warnings(config: Config, *, precision: str) -> list[str]:
-    """What may not be meant about gradients of 16 bits."""
+    """A warning about 16-bit gradients without a loss scale."""
     scaled = config.loss.auto_loss_scaling or config.loss.loss_scaling > 1
     if config.machine.half_type == "float16" and precision != "32.32" and not scaled:
         return [

@@ -1,4 +1,4 @@
-"""What this machine offers, found out without importing torch."""
+"""The cores and devices of this machine, found without importing torch."""
 
 import os
 import platform
@@ -7,22 +7,22 @@ from pathlib import Path
 
 
 def count_cores() -> int:
-    """Cores this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def count_threads() -> int:
-    """Torch threads of a process where nobody gives --threads: OMP_NUM_THREADS, else the cores."""
+    """The default number of torch threads: OMP_NUM_THREADS, else the number of cores."""
     text = os.environ.get("OMP_NUM_THREADS", "").strip()
     return int(text) if text.isdecimal() and int(text) > 0 else count_cores()
 
 
 def resolve_device(device: str) -> str:
-    """The device that a name stands for; auto takes the fastest one that seems to be here.
+    """The device that a name stands for; auto is the fastest that seems to exist.
 
-    torch has the last word when the run is assembled: this looks only at what the system shows.
+    Only what the system shows is checked; torch decides when the run is assembled.
     """
     if device != "auto":
         return device
@@ -33,7 +33,7 @@ def resolve_device(device: str) -> str:
 
 
 def count_devices(device: str) -> int:
-    """How many devices a resolved name stands for; torch has the last word here, too."""
+    """The number of devices of a resolved name, as far as is known without torch."""
     if not device.startswith("cuda"):
         return 1
     if ":" in device:
@@ -45,7 +45,7 @@ def count_devices(device: str) -> int:
 
 
 def _has_cuda() -> bool:
-    """Whether a CUDA device shows itself and torch was built to use it."""
+    """Whether a CUDA device is visible and torch was built for CUDA."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Where a run computes: what the config leaves to the machine, and to the world it is in."""
+"""Where a run computes: what the config leaves to the machine and the launcher."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,20 +19,20 @@ from phalanx.units import format_plural
 class MachineChoice:
     """Where a run computes.
 
-    A resume reuses device, precision and threads: other ones would give other bits. It may have
-    more devices or fewer.
+    A resume reuses device, precision and threads: others would give other bits. It may have more
+    devices or fewer.
     """
 
     device: str
     precision: str
     threads: int  # of each rank
-    devices: int = 1  # for a rank each
-    launched: bool = False  # the ranks are there, made by a launcher that is not our own
-    scoring: bool = False  # each device takes a share of the images, whatever the replicas
+    devices: int = 1  # one for each rank
+    launched: bool = False  # the ranks were started by a launcher that is not our own
+    scoring: bool = False  # each device scores a share of the images, whatever the replicas
 
 
 def choose_machine(config: Config) -> MachineChoice:
-    """Decide what the config leaves to the machine."""
+    """The device, precision, threads and number of devices of a new run."""
     device = resolve_device(config.machine.device)
     precision = config.machine.precision
     if precision == "auto":
@@ -47,7 +47,7 @@ def choose_machine(config: Config) -> MachineChoice:
 
 
 def choose_scoring_machine(config: Config) -> MachineChoice:
-    """The same where a model is only scored: on one device, unless more are asked for."""
+    """The same for scoring: on one device, unless the option names more."""
     world, devices = read_world(), config.machine.devices or 1
     here = world.local_size if world else devices
     return replace(
@@ -59,7 +59,7 @@ def choose_scoring_machine(config: Config) -> MachineChoice:
 
 
 def reuse_machine(stored: Mapping[str, Any], config: Config, *, ranks: int) -> MachineChoice:
-    """What a run of so many ranks stored of its machine, with the devices that there are now."""
+    """The stored machine of a run of so many ranks, with the devices that exist now."""
     chosen = MachineChoice(
         **stored,
         devices=_count_devices(config, stored["device"]),
@@ -67,24 +67,24 @@ def reuse_machine(stored: Mapping[str, Any], config: Config, *, ranks: int) -> M
     )
     if config.machine.determinism == "strict" or plan_layout(config, chosen).ranks == ranks:
         return chosen
-    # others share the cores now; sums change in their last digit anyway
+    # another number of ranks shares the cores; sums change in their last digit anyway
     return replace(chosen, threads=_share_threads(config, stored["device"]))
 
 
 def _is_launched() -> bool:
-    """Whether a launcher other than `train` itself has started this rank."""
+    """Whether this rank was started by a launcher other than `train` itself."""
     world = read_world()
     return world is not None and not world.supervised
 
 
 def _count_devices(config: Config, device: str) -> int:
-    """The devices there are: as many as a launcher started ranks, or as asked, or all."""
+    """The number of devices: ranks of a launcher, else as the option says, else all."""
     world = read_world()
     return world.size if world else config.machine.devices or count_devices(device)
 
 
 def _share_threads(config: Config, device: str) -> int:
-    """Torch threads of each rank: as asked, else its part of this machine's."""
+    """The torch threads of each rank: as the option says, else its share of this machine's."""
     world, replicas = read_world(), config.machine.replicas or 1
     devices, stages = _count_devices(config, device), count_stages(config)
     wanted = replicas * stages if devices >= stages else replicas
@@ -93,14 +93,14 @@ def _share_threads(config: Config, device: str) -> int:
 
 
 def plan_layout(config: Config, chosen: MachineChoice) -> Layout:
-    """Who runs what; ConfigError where the config or its world does not allow it."""
+    """The layout of replicas and stages; ConfigError if config and ranks do not match."""
     replicas, devices = config.machine.replicas, chosen.devices
     assert replicas is not None  # settled by `settle_replicas`
     _refuse_unnamed_devices(config, chosen)
     stages = count_stages(config)
     if chosen.scoring:
         return _lay_out_scoring(config, chosen, stages)
-    # no other norm has statistics of several images
+    # other norms do not use statistics over several images
     span = config.machine.bn_span if config.model.norm_type == "batch" else 1
     layout = lay_out(replicas, devices=devices, bn_span=span, stages=stages)
     if chosen.launched and layout.ranks != devices:
@@ -123,7 +123,7 @@ def plan_layout(config: Config, chosen: MachineChoice) -> Layout:
 
 
 def _lay_out_scoring(config: Config, chosen: MachineChoice, stages: int) -> Layout:
-    """A share of the images for each device, or for each pipeline where the model is in stages."""
+    """A share of the images for each device, or for each pipeline if the model has stages."""
     devices = chosen.devices
     if not config.pipeline.pipeline_validation_model or needs_cuts(config) or devices < stages:
         return Layout(devices, devices)
@@ -144,7 +144,7 @@ def count_local_ranks(layout: Layout) -> int:
 
 
 def _refuse_unnamed_devices(config: Config, chosen: MachineChoice) -> None:
-    """Devices that are named are no more than those."""
+    """Raise ConfigError if more devices are needed than --device names."""
     device, world = chosen.device, read_world()
     if device != "mps" and ":" not in device:
         return
@@ -163,7 +163,7 @@ def _refuse_unnamed_devices(config: Config, chosen: MachineChoice) -> None:
 
 
 def refuse_missing_devices(device: str, ranks: int) -> None:
-    """ConfigError where so many ranks are more than the GPUs that this machine shows."""
+    """Raise ConfigError if there are more ranks than visible GPUs on this machine."""
     world, there = read_world(), count_devices(device)
     here = world.local_size if world else ranks
     if not device.startswith("cuda") or here <= there:
@@ -180,16 +180,16 @@ def refuse_missing_devices(device: str, ranks: int) -> None:
 
 
 def find_lightning() -> str:
-    """The package that has Lightning's Trainer; ConfigError where there is none."""
+    """The package that has Lightning's Trainer; ConfigError if it is not installed."""
     for package in ("lightning", "pytorch_lightning"):
         spec = find_spec(package)
-        if spec is not None and spec.origin is not None:  # a folder of that name has none
+        if spec is not None and spec.origin is not None:  # a mere folder of that name has no origin
             return package
     raise ConfigError("PyTorch Lightning is not installed: pip install 'phalanx[lightning]'")
 
 
 def refuse_missing_engine(config: Config, chosen: MachineChoice) -> None:
-    """Raise ConfigError where the engine that is to train is not installed; none is to score."""
+    """Raise ConfigError if the engine for training is not installed; scoring needs none."""
     if chosen.scoring or config.machine.engine == "native":
         return
     try:
@@ -201,16 +201,16 @@ def refuse_missing_engine(config: Config, chosen: MachineChoice) -> None:
 
 
 def settle_replicas(settings: Settings) -> Settings:
-    """The settings with a number of replicas: as asked, else one a device.
+    """The settings with a number of replicas: as the option says, else one per device.
 
-    Where a launcher has started more ranks than that, there is a replica for each.
+    If a launcher has started more ranks than that, there is a replica for each.
     """
     config, asked = settings.config, settings.config.machine.replicas
     ranks, stages = (
         _count_devices(config, resolve_device(config.machine.device)),
         count_stages(config),
     )
-    room = max(1, ranks // stages)  # for so many replicas
+    room = max(1, ranks // stages)  # how many replicas fit
     if asked is not None and (read_world() is None or room <= asked or ranks % stages):
         return settings
     train, notes, batch = config.train, settings.notes, config.data.batch_size
@@ -234,7 +234,7 @@ def settle_replicas(settings: Settings) -> Settings:
 
 
 def _check_kept_batch(settings: Settings, global_batch: int, *, replicas: int) -> None:
-    """ConfigError where so many replicas cannot share the batch that was made for others."""
+    """Raise ConfigError if so many replicas cannot divide the batch of another number."""
     micro_batch = settings.config.data.batch_size
     try:
         count_accumulation(global_batch, micro_batch=micro_batch, replicas=replicas, kept=True)

@@ -1,4 +1,4 @@
-"""The network a config asks for and the images it gets: table rows with options laid over them."""
+"""The network of a config and the size of its images: rows of tables, changed by options."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,11 +13,11 @@ from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 from phalanx.units import RunLength, parse_resolutions
 
-Growth = tuple[tuple[int, int], ...]  # until which step training images have which size
+Growth = tuple[tuple[int, int], ...]  # (end step, size) of smaller training images
 
 
 def build_variant(config: Config) -> Variant:
-    """The model's row of the table, as the options change it."""
+    """The model's row of the table, with the options applied."""
     model = config.model
     variant = MODELS[model.model]
     norm = Norm(
@@ -53,7 +53,7 @@ def build_variant(config: Config) -> Variant:
 
 
 def check_variant(name: str, variant: Variant, image_size: int, *, micro_batch: int = 2) -> None:
-    """Refuse what cannot be built or trained, and images that would vanish on the way."""
+    """Raise ConfigError if the model cannot be built or trained, or the images are too small."""
     if variant.norm.type == "group":
         norms, groups = variant.norm_channels(), variant.norm.groups
         for path, channels in norms.items():
@@ -89,24 +89,24 @@ def check_variant(name: str, variant: Variant, image_size: int, *, micro_batch: 
 
 
 def _describe_divisors(numbers: Iterable[int]) -> str:
-    """What divides all of the numbers: 1, 2 and 4."""
+    """The common divisors of the numbers, in words: "1, 2 and 4"."""
     common = gcd(*numbers)
     *others, last = [str(n) for n in range(1, common + 1) if common % n == 0]
     return f"{', '.join(others)} and {last}" if others else last
 
 
-# --- how large images are, at the end of a run and before it ---
+# --- the size of images, at the end of a run and before ---
 
 
 def choose_image_size(config: Config) -> int:
-    """As asked, else the model's own where images are cut to size anyway, else the dataset's."""
+    """The size of the option, else the model's if images are cropped anyway, else the dataset's."""
     dataset = DATASETS[config.data.data]
     own = MODELS[config.model.model].image_size if dataset.any_size else dataset.image_size
     return config.data.image_size or own
 
 
 def plan_resolutions(config: Config, image_size: int, length: RunLength) -> Growth:
-    """Until which step training images have which smaller size; empty where they never do."""
+    """Until which step training images have which smaller size; empty if they never do."""
     text = config.data.progressive_resolution
     if text is None:
         return ()
@@ -132,7 +132,7 @@ def plan_resolutions(config: Config, image_size: int, length: RunLength) -> Grow
 
 
 def check_image_sizes(config: Config, image_size: int, growth: Growth) -> None:
-    """Refuse a network that cannot be built, or images of a size it cannot take."""
+    """Raise ConfigError if the network cannot be built, or does not accept an image size."""
     model, batch = config.model.model, config.data.batch_size
     for size in (image_size, *(size for _, size in growth)):
         check_variant(model, build_variant(config), size, micro_batch=batch)

@@ -1,4 +1,4 @@
-"""The order of training images: pure arithmetic from a stream position to an image."""
+"""The order of training images: arithmetic from a position in the stream to an image."""
 
 from dataclasses import dataclass
 from math import isqrt
@@ -9,14 +9,14 @@ from numpy.typing import ArrayLike, NDArray
 from phalanx.errors import ConfigError
 from phalanx.plan.draws import GOLDEN, Words, draw_bits, mix
 
-_ROUNDS = 6  # four make a Feistel network indistinguishable from chance; two more for small sets
+_ROUNDS = 6  # four rounds make a Feistel network pseudorandom; two more for small datasets
 
 _Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Which image stands where in the training stream; nothing is stored, all is computed.
+    """Which image is at which position of the training stream; computed, not stored.
 
     The stream is epoch 0's permutation, then epoch 1's, and so on: position p is place
     p % images of epoch p // images.
@@ -25,8 +25,8 @@ class Order:
     images: int
     global_batch: int
     seed: int
-    drop_tail: bool = False  # leave out what does not fill a last whole batch of an epoch
-    repeats: int = 1  # times an image comes in a row; a walk through all takes as many epochs
+    drop_tail: bool = False  # leave out the last images of an epoch that do not fill a batch
+    repeats: int = 1  # copies of each image in a row; a pass over all then takes as many epochs
 
     def __post_init__(self) -> None:
         if self.images < 1 or self.global_batch < 1:
@@ -49,7 +49,7 @@ class Order:
         return np.arange(start, start + self.global_batch, dtype=np.int64)
 
     def epochs(self, positions: ArrayLike) -> NDArray[np.int64]:
-        """The walk through all images that each position belongs to."""
+        """The number of the permutation, a pass over all images, that each position belongs to."""
         return np.asarray(positions, np.int64) // self.repeats // self.images
 
     def indices(self, positions: ArrayLike) -> NDArray[np.int64]:
@@ -60,10 +60,10 @@ class Order:
 
 
 def _permute(places: _Positions, keys: Words, *, size: int) -> NDArray[np.int64]:
-    """Where each place in 0..size-1 lands in the permutation that its key names.
+    """The image of each place in 0..size-1 under the permutation given by its key.
 
-    A Feistel network permutes the square of side ceil(sqrt(size)), of which `size` fills nearly
-    all; a place that lands outside walks on along its cycle until it is inside again.
+    A Feistel network permutes 0..side**2-1 with side ceil(sqrt(size)), slightly more than needed;
+    a value outside is mapped again until it is inside (cycle walking).
     """
     side = np.uint64(isqrt(size - 1) + 1)
     landed = _feistel(places.astype(np.uint64), keys, side=side)

@@ -1,4 +1,4 @@
-"""Stages of a model: where they begin, and in which order each of them runs its passes."""
+"""The stages of a model: where they start, and in which order each runs its passes."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,19 +13,19 @@ from phalanx.errors import ConfigError
 from phalanx.plan.model import build_variant
 from phalanx.units import format_plural
 
-_GROUP = 2  # micro-batches of a group for each stage
-_BACKWARD, _RECOMPUTED = 2, 3  # forward passes that take as long as a backward one
+_GROUP = 2  # micro-batches of a group per stage
+_BACKWARD, _RECOMPUTED = 2, 3  # cost of a backward pass in forward passes
 
 
 class Pass(NamedTuple):
-    """What a stage does with one micro-batch."""
+    """A forward or backward pass of a stage for one micro-batch."""
 
     kind: Literal["forward", "backward"]
     number: int  # of the micro-batch
 
 
 class TimedPass(NamedTuple):
-    """A pass with its place in time."""
+    """A pass with its start and end times."""
 
     stage: int
     what: Pass
@@ -35,18 +35,18 @@ class TimedPass(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """A model cut into stages."""
+    """A model split into stages."""
 
-    starts: tuple[str, ...]  # the units that all stages but the first begin with
+    starts: tuple[str, ...]  # the first units of all stages but the first
     schedule: str
 
     @property
     def stages(self) -> int:
-        """How many there are."""
+        """The number of stages."""
         return len(self.starts) + 1
 
     def cut(self, units: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-        """The units of each stage, of all in the order of the data."""
+        """The units of each stage, from all units in order."""
         missing = [start for start in self.starts if start not in units]
         if missing:
             raise ConfigError(
@@ -58,46 +58,46 @@ class Pipeline:
         return tuple(tuple(units[first:end]) for first, end in pairwise(places))
 
     def order(self, stage: int, *, passes: int) -> list[Pass]:
-        """What a stage does with so many micro-batches, in order."""
+        """The passes of a stage for so many micro-batches, in order."""
         return order_passes(self.schedule, stage=stage, stages=self.stages, passes=passes)
 
 
-# --- what the options ask for ---
+# --- stages from the options ---
 
 
 def is_sharded(config: Config) -> bool:
-    """Whether a model is cut by itself, and its stages take turns."""
+    """Whether splits are chosen automatically, and stages run one after the other."""
     options = config.pipeline
     return (options.shards or 1) > 1 and not options.pipeline and not _list_splits(config)
 
 
 def _list_splits(config: Config) -> list[str]:
-    """The names that the user gave for splits."""
+    """The names of splits in the options."""
     return _split_words(config.pipeline.pipeline_splits)
 
 
 def _split_words(text: str | None) -> list[str]:
-    """Names with commas, in brackets or without; none of them for `none`."""
+    """Comma-separated names, with or without brackets; empty for `none`."""
     if (text or "").lower() == "none":
         return []
     return [word.strip() for word in (text or "").strip(" []").split(",") if word.strip()]
 
 
 def count_stages(config: Config) -> int:
-    """The devices of one replica."""
+    """The number of stages, which is the number of devices of one replica."""
     return config.pipeline.shards or len(_list_splits(config)) + 1
 
 
 def needs_cuts(config: Config) -> bool:
-    """Whether a pipeline is asked for, and nobody said where its stages begin."""
+    """Whether stages are requested, but not where they start."""
     options = config.pipeline
     return not _list_splits(config) and (options.pipeline or (options.shards or 1) > 1)
 
 
 def plan_pipeline(config: Config, *, accumulation: int | None) -> Pipeline | None:
-    """The stages of a run; None where its model is not cut. ConfigError for what cannot be.
+    """The stages of a run; None if its model is not split. ConfigError if impossible.
 
-    accumulation: micro-batches of a replica in a step; None where nothing is trained.
+    accumulation: micro-batches of a replica in a step; None if there is no training.
     """
     options, names = config.pipeline, _list_splits(config)
     if not names:
@@ -129,7 +129,7 @@ def plan_pipeline(config: Config, *, accumulation: int | None) -> Pipeline | Non
 
 
 def check_order(splits: Sequence[Split], units: Sequence[str]) -> None:
-    """Refuse splits between which nothing is left: every stage has a unit or more."""
+    """Raise ConfigError unless splits are in order, with at least one unit per stage."""
     for before, split in pairwise([Split("the model", units[0], ""), *splits]):
         if split.name == before.name:
             raise ConfigError(f"--pipeline-splits {split.name}: is there twice; leave one out")
@@ -141,7 +141,7 @@ def check_order(splits: Sequence[Split], units: Sequence[str]) -> None:
 
 
 def describe_shifts(config: Config) -> tuple[str, ...]:
-    """A line for each split whose name points into a unit."""
+    """A line for each split whose name points inside a unit."""
     variant, model = build_variant(config), config.model.model
     if isinstance(variant, OwnVariant):
         return ()
@@ -150,7 +150,7 @@ def describe_shifts(config: Config) -> tuple[str, ...]:
 
 
 def list_cuts(config: Config, units: Sequence[str]) -> list[int]:
-    """The places of the units that may begin a stage; ConfigError where they are too few."""
+    """The indices of the units that may start a stage; ConfigError if there are too few."""
     stages = config.pipeline.shards
     if stages is None or stages == 1:
         many = (
@@ -174,15 +174,15 @@ def list_cuts(config: Config, units: Sequence[str]) -> list[int]:
 
 
 def choose_starts(config: Config, costs: Mapping[str, float]) -> tuple[str, ...]:
-    """Where stages begin so that the costliest costs least; of the units that may begin one.
+    """The first units of stages such that the most expensive stage costs as little as possible.
 
-    costs: of every unit, in the order of the data.
+    costs: of every unit, in order.
     """
     units = [*costs]
     allowed, stages = list_cuts(config, units), count_stages(config)
     ends = [*allowed[1:], len(units)]
     sums = [sum([*costs.values()][:end]) for end in ends]
-    # best[n]: the least that the costliest of some stages costs, up to the n-th end, and their cuts
+    # best[n]: the lowest cost of the most expensive stage up to the n-th end, and the cuts
     best: list[tuple[float, tuple[int, ...]]] = [(total, ()) for total in sums]
     for stage in range(1, stages):
         best = [
@@ -198,7 +198,7 @@ def choose_starts(config: Config, costs: Mapping[str, float]) -> tuple[str, ...]
 
 
 def _may_cut(config: Config, unit: str) -> bool:
-    """Whether the filters of sharding let a stage begin with a unit; a pipeline has none."""
+    """Whether the sharding filters let a stage start with a unit; --pipeline ignores them."""
     if config.pipeline.pipeline:
         return True
     include = _split_words(config.pipeline.sharding_include_filter) or [""]
@@ -210,10 +210,10 @@ def _may_cut(config: Config, unit: str) -> bool:
 
 
 def order_passes(schedule: str, *, stage: int, stages: int, passes: int) -> list[Pass]:
-    """What a stage does in a step, in order. Backward passes come in the order of micro-batches.
+    """The passes of a stage in a step, in order; backward passes in the order of micro-batches.
 
-    Interleaved: each stage runs as many forward passes ahead as there are stages from it on, then
-    a backward and a forward pass in turns. Otherwise groups of micro-batches go forward, then back.
+    Interleaved: each stage first runs as many forward passes as there are stages from it on, then
+    alternates backward and forward passes. Otherwise groups of micro-batches go forward, then back.
 
     >>> [f"{p.kind[0]}{p.number}" for p in order_passes("Interleaved", stage=0, stages=2, passes=3)]
     ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
@@ -236,7 +236,7 @@ def order_passes(schedule: str, *, stage: int, stages: int, passes: int) -> list
 
 
 def count_in_flight(order: Sequence[Pass]) -> int:
-    """The most micro-batches whose forward pass is done and whose backward pass is not."""
+    """The largest number of micro-batches between their forward and backward passes."""
     held = most = 0
     for one in order:
         held += 1 if one.kind == "forward" else -1
@@ -245,7 +245,7 @@ def count_in_flight(order: Sequence[Pass]) -> int:
 
 
 def time_backward(forward: Sequence[float], *, recomputed: bool) -> list[float]:
-    """How long backward passes are taken to last, from the forward passes of the same stages."""
+    """The assumed times of backward passes, from the forward passes of the same stages."""
     return [(_RECOMPUTED if recomputed else _BACKWARD) * one for one in forward]
 
 
@@ -256,15 +256,15 @@ def time_passes(
     backward: Sequence[float],
     transfers: Sequence[float] = (),
 ) -> list[TimedPass]:
-    """When each stage runs its passes, given what one costs it.
+    """When each stage runs its passes, given their costs.
 
-    transfers: how long that which a pass hands on takes between stages 0 and 1, 1 and 2, ..., each
-    way; nothing without. A stage computes meanwhile, but sends one thing at a time each way.
+    transfers: the time to send a pass's result between stages 0 and 1, 1 and 2, ..., in each
+    direction; 0 by default. A stage computes meanwhile, but sends one tensor at a time each way.
     """
     costs = {"forward": forward, "backward": backward}
     arrivals: dict[tuple[int, Pass], float] = {}
     clocks, waiting = [0.0] * len(orders), [deque(order) for order in orders]
-    last: dict[tuple[int, str], float] = {}  # when what a stage sent before has arrived
+    last: dict[tuple[int, str], float] = {}  # when a stage's previous result has arrived
     timed: list[TimedPass] = []
     while any(waiting):
         for stage, own in enumerate(waiting):
@@ -285,7 +285,7 @@ def time_passes(
 def _find_arrival(
     one: Pass, stage: int, done: Mapping[tuple[int, Pass], float], stages: int
 ) -> float | None:
-    """When what a pass needs of another stage is there; None where that is not known yet."""
+    """When the input of a pass from another stage arrives; None if it is not known yet."""
     source = stage - 1 if one.kind == "forward" else stage + 1
     return done.get((source, one)) if 0 <= source < stages else 0.0
 

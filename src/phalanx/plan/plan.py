@@ -38,12 +38,12 @@ from phalanx.units import RunLength, parse_rate, parse_share
 
 LEAST_MAX_BAD = 10
 _LEAST_VALID_BATCH = 250
-_MOST_IMAGES = 2**62  # positions in the stream are whole numbers of 64 bits
+_MOST_IMAGES = 2**62  # positions in the stream are 64-bit integers
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetCounts:
-    """What only the data itself can say."""
+    """The sizes that depend on the data."""
 
     train_images: int
     valid_images: int
@@ -63,14 +63,14 @@ class Plan:
     workers: int
     image_size: int
     growth: Growth
-    recompute_patterns: tuple[str, ...] | None  # modules whose outputs are kept; None: all are
+    recompute_patterns: tuple[str, ...] | None  # modules whose outputs are stored; None: all
     num_classes: int
     train_images: int
     valid_images: int
     micro_batch: int
     accumulation: int
     layout: Layout
-    pipeline: Pipeline | None  # where the model is cut into stages
+    pipeline: Pipeline | None  # if the model is split into stages
     acceleration: Acceleration
     global_batch: int
     steps_per_epoch: Fraction
@@ -80,37 +80,37 @@ class Plan:
     log: Every
     evaluate: Every
     save: Every
-    scores_after: bool  # every checkpoint is scored when training is over
+    scores_after: bool  # whether every checkpoint is scored after training
     schedule: Schedule
     loss_scale: LossScale
-    warnings: tuple[str, ...] = ()  # what is done that may not be meant
+    warnings: tuple[str, ...] = ()  # what the user may not have intended
 
     @property
     def replicas(self) -> int:
-        """Copies of the model that share a step."""
+        """The number of copies of the model that share a step."""
         return self.layout.replicas
 
     @property
     def stages(self) -> int:
-        """Parts that the model is cut into, whether or not they have devices of their own."""
+        """The number of stages of the model, whether or not they have their own devices."""
         return self.pipeline.stages if self.pipeline else 1
 
     @property
     def epochs(self) -> float:
-        """Epochs of images the whole run takes."""
+        """The length of the run in epochs."""
         return float(self.total_steps / self.steps_per_epoch)
 
     @property
     def evaluations(self) -> int:
-        """How often the model is scored, while it trains or after."""
+        """How often the model is scored, during or after training."""
         return (self.save if self.scores_after else self.evaluate).count()
 
     def epoch_at(self, step: int) -> float:
-        """How far the data has been walked after that many steps."""
+        """The epoch, with its fraction, after that many steps."""
         return float(step / self.steps_per_epoch)
 
     def lr(self, step: int) -> float:
-        """Learning rate of the step that follows `step` finished ones."""
+        """The learning rate of the step after `step` finished ones."""
         return self.schedule.lr(step)
 
     def facts(self) -> dict[str, Any]:
@@ -137,9 +137,9 @@ class Plan:
         return plain
 
     def at(self, step: int) -> dict[str, float]:
-        """Learning rate and loss scale of the step that follows `step` finished ones.
+        """Learning rate and loss scale of the step after `step` finished ones.
 
-        An automatic scale is the first one: nobody knows what becomes of it.
+        For an automatic scale it is the initial one: later values cannot be known.
         """
         scale = self.loss_scale
         return {
@@ -158,13 +158,13 @@ def make_plan(
     places: Mapping[str, str] | None = None,
     typed: Collection[str] = (),
 ) -> Plan:
-    """Derive every number of the run; refuse what cannot be done, all of it together.
+    """Derive every number of the run; ConfigError lists everything that is impossible.
 
     places: where each option was given, to name instead of its flag. typed: the options that the
-    user gave for this very run.
+    user gave for this run.
     """
     problems = ProblemCollector(places or {})
-    with problems.collect():  # all else depends on it
+    with problems.collect():  # everything else depends on it
         run = count_run_length(config, data)
     problems.refuse()
     pieces = _plan_pieces(config, chosen, run, problems=problems, typed=typed)
@@ -193,7 +193,7 @@ def make_plan(
 
 
 class _PlanPieces(NamedTuple):
-    """What of a plan may be refused, each by itself, and what may not be meant."""
+    """The parts of a plan that can fail independently, and the warnings."""
 
     layout: Layout
     pipeline: Pipeline | None
@@ -216,7 +216,7 @@ def _plan_pieces(
     problems: ProblemCollector,
     typed: Collection[str],
 ) -> _PlanPieces:
-    """The pieces that know nothing of each other; whatever any of them refuses is reported."""
+    """The independent parts of a plan; the problems of all of them are reported together."""
     per_epoch, total = run.steps_per_epoch, run.total_steps
     image_size = choose_image_size(config)
     epochs = None if config.train.epochs is None else Fraction(str(config.train.epochs))
@@ -273,7 +273,7 @@ def _plan_pieces(
 def _plan_events(
     config: Config, run: RunLength, epochs: Fraction | None, *, typed: Collection[str]
 ) -> tuple[Every, Every, list[str]]:
-    """When a run logs and saves, and what of it may not be meant."""
+    """When a run logs and saves, and warnings about it."""
     per_epoch, total = run.steps_per_epoch, run.total_steps
     logs = Every(parse_rate(config.train.logs_per_epoch), per_epoch, total)
     first = Fraction(str(config.run.first_ckpt_epoch))
@@ -292,7 +292,7 @@ def _plan_events(
 def _plan_schedule(
     config: Config, peak: float, run: RunLength, *, typed: Collection[str]
 ) -> tuple[Schedule, list[str]]:
-    """The learning rate of the run, and what of it may not be meant."""
+    """The learning-rate schedule of the run, and warnings about it."""
     options, start = read_schedule_options(config.schedule), count_start(config.schedule, run)
     scheduled = RunLength(run.total_steps - start, run.steps_per_epoch)
     if "lr-drop-after" in typed:
@@ -302,14 +302,14 @@ def _plan_schedule(
 
 
 def validation_rate(config: Config) -> Fraction:
-    """How often an epoch the model is scored while it trains."""
+    """How often per epoch the model is scored during training."""
     during = config.train.validation and config.train.validation_mode == "during"
     apart = Fraction(config.train.validation_frequency)
     return 1 / apart if during and apart else Fraction(0)
 
 
 def count_run_length(config: Config, data: DatasetCounts) -> RunLength:
-    """How many steps a run and an epoch of it have."""
+    """The length of a run and of an epoch in steps."""
     global_batch = count_global_batch(config)
     steps_per_epoch = _count_steps_per_epoch(config, data.train_images, global_batch)
     total = _count_steps(config, steps_per_epoch)
@@ -353,7 +353,7 @@ def _count_steps_per_epoch(config: Config, images: int, global_batch: int) -> Fr
 
 
 def _count_steps(config: Config, steps_per_epoch: Fraction) -> int:
-    """Length of the run in steps; an epoch's last images that fill no step are left over."""
+    """The length of the run in whole steps; a last partial step is dropped."""
     if config.train.steps is not None:
         return config.train.steps
     assert config.train.epochs is not None
@@ -367,7 +367,7 @@ def _count_steps(config: Config, steps_per_epoch: Fraction) -> int:
 
 
 def count_workers(config: Config, ranks: int) -> int:
-    """Worker processes of each rank of a machine: as asked, or by cores if there is much to do."""
+    """Worker processes of each rank: as the option says, else by cores; 0 for data in memory."""
     if config.data.workers is not None:
         return config.data.workers
     in_memory = DATASETS[config.data.data].in_memory or config.data.data == "synthetic"
@@ -375,7 +375,7 @@ def count_workers(config: Config, ranks: int) -> int:
 
 
 def _count_max_bad(config: Config, images: int) -> int:
-    """Undecodable images to put up with."""
+    """The number of undecodable images to tolerate."""
     if config.data.max_bad is not None:
         return parse_share(config.data.max_bad, images)
     return max(LEAST_MAX_BAD, images // 100)

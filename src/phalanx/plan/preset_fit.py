@@ -1,4 +1,4 @@
-"""A preset's warm-up, milestones and average in a run shorter than the preset was made for."""
+"""Fits a preset's warm-up, milestones and averaging to a run that is shorter than intended."""
 
 from collections.abc import Mapping
 from fractions import Fraction
@@ -20,11 +20,11 @@ from phalanx.units import (
 _WARMUP, _MILESTONES = "warmup-epoch", "lr-epoch-decay"
 _AVERAGING = ("weight-avg-strategy", "weight-avg-exp-decay", "weight-avg-n")
 _FALLS = ("lr-decay-length", "lr-decay-period")
-_USUAL_SHARE = Fraction(1, 10)  # of a run, for a warm-up of which no share is known
+_USUAL_SHARE = Fraction(1, 10)  # of a run, for a warm-up whose share is not known
 
 
 class _FittedSchedule(NamedTuple):
-    """What becomes of the options of a schedule, and what to say of it."""
+    """The changed options of a schedule, and notes about them."""
 
     changes: dict[str, str]  # by option
     notes: list[str]
@@ -33,10 +33,10 @@ class _FittedSchedule(NamedTuple):
 def fit_schedule(
     config: ScheduleConfig, inherited: Mapping[str, str], run: RunLength, made_for: Duration | None
 ) -> _FittedSchedule:
-    """The lengths of an inherited schedule that do not fit the run, as the shares they had.
+    """The lengths of an inherited schedule that do not fit the run, scaled to their shares.
 
-    inherited: whose each option is that the user did not give, such as "the preset's". made_for:
-    how long the preset trains. Where the warm-up and the milestones fit, nothing changes.
+    inherited: for each option that the user did not give, whose it is, such as "the preset's".
+    made_for: how long the preset trains. If warm-up and milestones fit, nothing changes.
     """
     given = {name: str(text) for name, text in _texts(config).items() if name in inherited and text}
     whole = None if made_for is None else run.exact_steps(made_for)
@@ -75,9 +75,9 @@ def fit_schedule(
 def fit_averaging(
     config: Config, inherited: Mapping[str, str], run: RunLength
 ) -> tuple[dict[str, object], list[str]]:
-    """The options of an inherited average that are left out, by default value, and why.
+    """The options of inherited averaging to reset, with their defaults, and why.
 
-    None are, unless the run makes too few checkpoints for it.
+    Empty unless the run saves too few checkpoints for it.
     """
     name, strategy = _AVERAGING[0], config.run.weight_avg_strategy
     if name not in inherited or strategy == "none":
@@ -94,18 +94,18 @@ def fit_averaging(
 
 
 def _texts(config: ScheduleConfig) -> dict[str, str | None]:
-    """The lengths of a schedule as they are given."""
+    """The lengths of a schedule as given in the options."""
     values = config.model_dump(by_alias=True)
     return {name: values[name] for name in (_WARMUP, _MILESTONES, *_FALLS)}
 
 
 def _is_warmup_too_long(text: str, run: RunLength) -> bool:
-    """Whether a warm-up leaves no step at the full rate."""
+    """Whether a warm-up leaves no step at the full learning rate."""
     return 0 < run.count_steps(parse_duration(text)) >= run.total_steps
 
 
 def _find_share(length: Duration, run: RunLength, whole: Fraction | None) -> Fraction | None:
-    """The share of a preset that a length takes; None where that is not known to be below 1."""
+    """The share of a preset's run that a length takes; None if unknown or not below 1."""
     if length.unit == "%":
         return length.amount / 100 if length.amount < 100 else None
     share = run.exact_steps(length) / whole if whole else None
@@ -115,7 +115,7 @@ def _find_share(length: Duration, run: RunLength, whole: Fraction | None) -> Fra
 def _find_milestone_shares(
     text: str, run: RunLength, whole: Fraction | None
 ) -> list[Fraction] | None:
-    """The milestones as shares, where the run ends before the last and all of them are known."""
+    """The milestones as shares of the run; None if they fit, or if a share is not known."""
     milestones = parse_durations(text)
     if all(run.exact_steps(milestone) <= run.total_steps - 1 for milestone in milestones):
         return None

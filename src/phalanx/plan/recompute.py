@@ -1,7 +1,7 @@
-"""Which outputs recomputation keeps: patterns over the paths of modules, read without torch.
+"""Which outputs recomputation stores: patterns over the paths of modules, without torch.
 
-The paths are those of the networks, written out from the tables; a part is joined by "/". What a
-module is called elsewhere (a traced graph's `add_3`, torchvision's `avgpool`) stands beside them.
+The paths are those of the networks, derived from the tables, with "/" between parts. Other names
+for a module (`add_3` in a traced graph, torchvision's `avgpool`) are accepted, too.
 """
 
 import re
@@ -18,7 +18,7 @@ from phalanx.errors import ConfigError
 from phalanx.plan.model import build_variant
 from phalanx.plan.pipeline import Pipeline
 
-_Names = Mapping[str, tuple[str, ...]]  # what a module may be called, and the modules it means
+_Names = Mapping[str, tuple[str, ...]]  # the possible names of modules, and the modules meant
 
 _SUGGESTIONS = 3
 _STEM = {
@@ -41,7 +41,7 @@ _PROJECTION = " downsample/0 downsample/1"
 _FAST = ("conv1 bn1 act1 pool", "conv1 bn1 act1 conv2 bn2 act2")  # by place in the stage
 _AIRBENCH = "conv1 pool bn1 act1 conv2 bn2 act2"
 _SQUEEZE = "se se/conv_reduce se/act1 se/conv_expand"
-_LAYER_TYPES = {  # words of the oldest recipes for all convolutions and all norms, never patterns
+_LAYER_TYPES = {  # names in the oldest recipes for all convolutions or norms, not patterns
     "conv": re.compile(r"(.*/)?(conv\d?|conv_\w+|downsample/0)"),
     "norm": re.compile(r"(.*/)?(bn\d|downsample/1)"),
 }
@@ -50,7 +50,7 @@ _NESTING = {"(": 1, "{": 1, ")": -1, "}": -1}
 
 
 def plan_recomputation(config: Config) -> tuple[str, ...] | None:
-    """The modules whose outputs are kept while the others are computed again; None: all are."""
+    """Patterns of the modules whose outputs are stored; None without recomputation."""
     if not config.machine.enable_recompute:
         return None
     text = config.machine.recompute_checkpoints
@@ -65,7 +65,7 @@ def plan_recomputation(config: Config) -> tuple[str, ...] | None:
     for pattern in patterns:
         _compile_pattern(pattern)
     if not isinstance(variant, OwnVariant):
-        # refuses what matches nothing
+        # raises if a pattern matches nothing
         find_kept_modules(variant, patterns, model=config.model.model)
     return patterns
 
@@ -73,10 +73,10 @@ def plan_recomputation(config: Config) -> tuple[str, ...] | None:
 def keep_splits(
     pipeline: Pipeline, config: Config, patterns: tuple[str, ...] | None, *, folded: bool
 ) -> tuple[str, ...] | None:
-    """The same for a model in stages: what goes from one stage to the next is kept.
+    """The same for a model in stages: the outputs of stages are stored, too.
 
-    Folded stages always compute the rest again. Those on devices of their own do so where it is
-    asked for, and get what is kept from the stage before.
+    Folded stages always recompute the rest. Those on their own devices do so if the option says
+    so, and get the stored inputs from the previous stage.
     """
     if patterns is None and not folded:
         return None
@@ -88,7 +88,7 @@ def keep_splits(
 
 
 def split_patterns(text: str) -> tuple[str, ...]:
-    """Regular expressions with commas, in brackets or without; commas inside one are its own.
+    """Comma-separated regular expressions, with or without brackets; they may contain commas.
 
     >>> split_patterns("[conv{1,2}, layer[1,2]]"), split_patterns("[a-z]*/0,(a,b)")
     (('conv{1,2}', 'layer[1,2]'), ('[a-z]*/0', '(a,b)'))
@@ -105,7 +105,7 @@ def split_patterns(text: str) -> tuple[str, ...]:
 
 
 def _is_bracketed(text: str) -> bool:
-    """Whether the first bracket of a text is closed by its last character."""
+    """Whether a text starts with a bracket that its last character closes."""
     depth = 0
     for place, piece in enumerate(pieces := re.findall(r"\\.|.", text, re.DOTALL), start=1):
         depth += {"[": 1, "]": -1}.get(piece, 0)
@@ -115,7 +115,7 @@ def _is_bracketed(text: str) -> bool:
 
 
 def _compile_pattern(pattern: str) -> re.Pattern[str]:
-    """The regular expression; ConfigError for what is none."""
+    """The compiled regular expression; ConfigError if it is invalid."""
     try:
         return re.compile(pattern)
     except re.error as error:
@@ -126,9 +126,9 @@ def _compile_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def find_kept_modules(variant: Variant, patterns: Sequence[str], *, model: str) -> tuple[str, ...]:
-    """Paths of the modules whose outputs are kept: the last of every unit without patterns.
+    """Paths of the modules whose outputs are stored; without patterns, the last of every unit.
 
-    A network from a plugin is known once it is built: its answer is empty.
+    Empty for a plugin's network, whose modules are known only once it is built.
 
     >>> from phalanx.catalog.models import MODELS
     >>> find_kept_modules(MODELS["resnet8"], ["add_1", "layer3/0/conv"], model="resnet8")
@@ -143,7 +143,7 @@ def find_kept_modules(variant: Variant, patterns: Sequence[str], *, model: str) 
 
 
 def match_modules(patterns: Sequence[str], names: _Names, *, model: str) -> tuple[str, ...]:
-    """The modules that the patterns mean, each once; a pattern without any is refused."""
+    """The modules that the patterns match, each once; ConfigError if one matches nothing."""
     found: dict[str, None] = {}
     for pattern in patterns:
         paths = [path for name in _match_names(pattern, names) for path in names[name]]
@@ -159,7 +159,7 @@ def match_modules(patterns: Sequence[str], names: _Names, *, model: str) -> tupl
 
 
 def _match_names(pattern: str, names: _Names) -> list[str]:
-    """The names a pattern means: the one it is, or all whose beginning it matches."""
+    """The names that a pattern matches: the equal one, or all whose beginning it matches."""
     for name in (pattern, pattern.replace(".", "/")):
         if name in names:
             return [name]
@@ -173,7 +173,7 @@ def _match_names(pattern: str, names: _Names) -> list[str]:
 
 
 def _list_module_names(variant: Variant) -> dict[str, tuple[str, ...]]:
-    """Everything a module of the variant may be called; nothing for a network from a plugin."""
+    """All possible names of a variant's modules; empty for a plugin's network."""
     paths = list_module_paths(variant)
     if not paths:
         return {}
@@ -193,7 +193,7 @@ def _list_module_names(variant: Variant) -> dict[str, tuple[str, ...]]:
 
 
 def list_module_paths(variant: Variant) -> tuple[str, ...]:
-    """The paths of all modules in the order of the tree; () where only the network can tell."""
+    """The paths of all modules in the order of the tree; empty for a plugin's network."""
     if variant.family not in _STEM:
         return ()
     paths = _STEM[variant.family].split()
@@ -205,7 +205,7 @@ def list_module_paths(variant: Variant) -> tuple[str, ...]:
 
 
 def _list_block_words(variant: Variant) -> Iterator[tuple[str, str]]:
-    """Every block and the words for its modules."""
+    """Every block and the names of its modules."""
     if isinstance(variant, ResNetVariant):
         for block in variant.blocks:
             projection = _PROJECTION if variant.projects(block) else ""

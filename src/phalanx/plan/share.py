@@ -1,11 +1,11 @@
-"""What one process does for a run: the part of a step's images it takes, and what it writes."""
+"""One process's part in a run: its share of a step's images, and whether it writes."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Share:
-    """Which micro-batches are those of some replicas; by default all of them.
+    """Which micro-batches belong to some replicas; by default all of them.
 
     The micro-batches of a step are slices 0, 1, 2, ... of its global batch, in order. Replica r of
     R takes slices r, R + r, 2R + r, ...: its micro-batch number a is slice a * R + r. So the first
@@ -22,13 +22,13 @@ class Share:
                 raise ValueError(f"replica {replica} is not one of {self.replicas}, from 0 on")
 
     def slices(self, count: int) -> list[int]:
-        """Its slices, of the `count` of a step; ValueError unless all replicas get as many."""
+        """Its slices out of the `count` of a step; ValueError unless replicas get equal numbers."""
         if count % self.replicas:
             raise ValueError(f"{count} micro-batches do not divide among {self.replicas} replicas")
         return [first + r for first in range(0, count, self.replicas) for r in self.own]
 
     def batches(self, count: int) -> list[int]:
-        """The batches it scores, of the `count` of a split: one more or less is no matter there."""
+        """The batches it scores out of the `count` of a split; shares may differ by one."""
         return [number for number in range(count) if number % self.replicas in self.own]
 
 
@@ -37,7 +37,7 @@ WHOLE = Share()
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """Whether this process writes the run folder, and whether it prints. One of a run does each."""
+    """Whether this process writes the run folder, and whether it prints; one process does each."""
 
     writes: bool = True
     prints: bool = True

@@ -25,7 +25,7 @@ _AUGMENTATIONS = ("color-jitter", "auto-augment", "random-erasing")
 
 @dataclass(frozen=True)
 class _Requirement:
-    """An option that has an effect with some values of another one, or with all but some."""
+    """An option that has an effect only with, or only without, some values of another one."""
 
     name: str
     other: str
@@ -95,9 +95,9 @@ def unused_option_warnings(
     layout: Layout,
     workers: int,
 ) -> Iterator[str]:
-    """One line for each option that changes nothing.
+    """One line for each option that has no effect, although it was given or is not the default.
 
-    It was typed, or has another value than its own; what is off does nothing anyway.
+    Options that are off are not reported.
     """
     device, precision = chosen.device, chosen.precision
     values = config.flat() | {"precision": precision}
@@ -124,7 +124,7 @@ def unused_option_warnings(
 def _list_special_cases(
     config: Config, given: Collection[str], *, device: str, precision: str
 ) -> Iterator[str]:
-    """Options that need more than one value of another one, each with its reason."""
+    """Options whose effect depends on more than one other option, each with its reason."""
     if (
         "lr-batch" in given
         and config.schedule.lr_per_image is config.schedule.base_learning_rate is None
@@ -149,7 +149,7 @@ def _list_special_cases(
 def _list_idle_stages(
     config: Config, given: Collection[str], typed: Collection[str]
 ) -> Iterator[str]:
-    """What of the options for stages has no effect."""
+    """The options for stages that have no effect."""
     pipelined = config.pipeline.pipeline or "pipeline-splits" in typed
     whole = count_stages(config) == 1 and config.pipeline.pipeline_splits is None
     for name in ("pipeline-schedule", "pipeline-validation-model", *_FILTERS) if whole else ():
@@ -170,7 +170,7 @@ def _list_idle_devices(
     chosen: MachineChoice,
     layout: Layout,
 ) -> Iterator[str]:
-    """What of the options for many devices has no effect with those that are used."""
+    """The options for many devices that have no effect with the devices in use."""
     options = config.machine
     if layout.ranks == 1:
         told = typed if layout.replicas > 1 else given  # a preset for many ranks is folded onto one
@@ -194,7 +194,7 @@ def _list_idle_devices(
 
 
 def _suggest_use(devices: int, layout: Layout, stages: int) -> str:
-    """What makes use of devices that are left over."""
+    """How to make use of idle devices."""
     if layout.stages < stages:
         return f"stages have devices of their own from {stages} on"
     if devices // stages <= layout.pipelines:
@@ -203,7 +203,7 @@ def _suggest_use(devices: int, layout: Layout, stages: int) -> str:
 
 
 def _spell_effective(config: Config, values: dict[str, object]) -> dict[str, str]:
-    """Every option as a flag spells it, where several spellings mean "none" with one of them."""
+    """Every option as written on the command line, with one spelling for all forms of "none"."""
     spelt = {name: _spell(value) for name, value in values.items()}
     if not config.train.validation:
         spelt["validation-mode"] = "none"
@@ -225,7 +225,7 @@ _DATA_NEEDS: tuple[tuple[tuple[str, ...], Callable[[Dataset], bool], str], ...] 
 def _list_without_use(
     config: Config, effective: dict[str, str], *, device: str
 ) -> Iterator[tuple[str, str]]:
-    """Options that this data, network or device has no use for, and why."""
+    """Options that have no effect with this data, network or device, and why."""
     data, dataset = config.data.data, DATASETS[config.data.data]
     for names, has_use, wanted in _DATA_NEEDS:
         if not has_use(dataset):
@@ -248,7 +248,7 @@ def _list_without_use(
 
 
 def _describe_unmet(need: _Requirement, value: str) -> str:
-    """Why an option has no effect, in words, with what would give it one."""
+    """Why an option has no effect, and with what it would have one."""
     if value in ("false", "0") and not OPTIONS[need.other].default:
         return f"without --{need.other}"
     only = f", only with {' and '.join(need.values)}" if need.values else ""
@@ -256,14 +256,14 @@ def _describe_unmet(need: _Requirement, value: str) -> str:
 
 
 def _spell(value: object) -> str:
-    """A value as a flag spells it."""
+    """A value as it is written on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _describe_image_maker(config: Config, device: str) -> str:
-    """What makes the images in the place of worker processes, in words; empty where they do."""
+    """What makes the images instead of worker processes, in words; empty if workers do."""
     data = config.data
     options = {
         "--data synthetic": data.data == "synthetic",
@@ -281,7 +281,7 @@ def _describe_image_maker(config: Config, device: str) -> str:
 
 
 def can_keep_on_device(config: Config) -> bool:
-    """Whether the images of a set could be made on a GPU that has room for all of it."""
+    """Whether batches could be made on a GPU that has room for the whole dataset."""
     data, augment, dataset = config.data, config.augment, DATASETS[config.data.data]
     resized = data.image_size not in (None, dataset.image_size) or data.progressive_resolution
     on_host = (

@@ -1,13 +1,13 @@
-"""The world of ranks that a launcher made: what it tells each of them by variables.
+"""The ranks that a launcher has started, as described by its environment variables.
 
-launcher                  sets, among others                where the ranks meet
+launcher                  sets, among others                address of rank 0
 torchrun, ourselves       RANK, WORLD_SIZE                  MASTER_ADDR, MASTER_PORT
 Open MPI's mpirun         OMPI_COMM_WORLD_RANK, _SIZE       MASTER_ADDR, else the host of mpirun
 Slurm's srun              SLURM_PROCID, _STEP_NUM_TASKS     MASTER_ADDR, else the step's first host
 TF_CONFIG                 TF_CONFIG                         the first worker that it lists
 
-The first of them that is there counts: torchrun may be started by srun, and mpirun inside of an
-allocation of Slurm. One rank of the last three is alone: nobody is there to meet.
+The first one found is used: torchrun may be started by srun, and mpirun inside a Slurm allocation.
+With the last three, a single rank is not a world.
 """
 
 import json
@@ -33,23 +33,23 @@ class World:
 
     rank: int
     size: int
-    local_rank: int  # among those of this machine
+    local_rank: int  # among the ranks of this machine
     local_size: int
-    address: str  # where the ranks meet
+    address: str  # where the ranks connect to each other
     port: int
-    restart: int = 0  # how often all ranks were started again
-    joins_store: bool = False  # the launcher keeps the store that they meet at
-    supervised: bool = False  # the launcher is our own, which says what became of other ranks
-    told_by: str = "WORLD_SIZE"  # the variable that says how many there are
-    members: tuple[str, ...] = ()  # the addresses of all, where that variable lists them
+    restart: int = 0  # how often all ranks were restarted
+    joins_store: bool = False  # whether the launcher, not rank 0, runs the key-value store
+    supervised: bool = False  # whether the launcher is our own, which reports lost ranks
+    told_by: str = "WORLD_SIZE"  # the variable with the number of ranks
+    members: tuple[str, ...] = ()  # the addresses of all ranks, if that variable lists them
 
 
-_RESTART = "PHALANX_RESTART"  # what our own supervisor sets, among others
+_RESTART = "PHALANX_RESTART"  # set by our own supervisor
 _Environment = Mapping[str, str]
 
 
 def read_world(environment: _Environment = os.environ) -> World | None:
-    """The world this process was started in; None where it is on its own."""
+    """The world that this process was started in; None if it is a single process."""
     for names, read in _LAUNCHERS.items():
         if set(names) <= environment.keys():
             return read(environment)
@@ -57,7 +57,7 @@ def read_world(environment: _Environment = os.environ) -> World | None:
 
 
 def is_first_rank() -> bool:
-    """Whether this process is the one of its world that speaks."""
+    """Whether this process is the one of its world that prints."""
     try:
         world = read_world()
     except NetworkError:
@@ -114,7 +114,7 @@ def _read_open_mpi(environment: _Environment) -> World | None:
 
 
 def _find_mpirun(environment: _Environment, rank: int) -> str:
-    """The address of the host that mpirun runs on, if rank 0 is there, too."""
+    """The address of mpirun's host; NetworkError if unknown, or if rank 0 is elsewhere."""
     found = re.search(r"tcp://([^:,;]+)", environment.get("OMPI_MCA_orte_hnp_uri", ""))
     if found is None or (rank == 0 and not _is_own(found[1])):
         where = "does not say where rank 0 is" if found is None else "runs on another host"
@@ -126,7 +126,7 @@ def _find_mpirun(environment: _Environment, rank: int) -> str:
 
 
 def _is_own(address: str) -> bool:
-    """Whether an address is one of this machine."""
+    """Whether an address belongs to this machine."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
@@ -149,7 +149,7 @@ def _read_slurm(environment: _Environment) -> World | None:
     node = number("SLURM_NODEID", "0")
     local_size = tasks[node] if node < len(tasks) else size
     address = environment.get("MASTER_ADDR") or (_LOOPBACK if local_size == size else "")
-    # a job that is queued again keeps its number, and its last port may still be taken
+    # a requeued job keeps its number, and its last port may still be in use
     ids = [environment.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT")]
     return World(
         rank=rank,
@@ -163,7 +163,7 @@ def _read_slurm(environment: _Environment) -> World | None:
 
 
 def _expand_tasks(text: str) -> list[int]:
-    """How many tasks each node has, in Slurm's notation.
+    """The number of tasks of each node, from Slurm's notation.
 
     >>> _expand_tasks("2(x3),1")
     [2, 2, 2, 1]
@@ -173,7 +173,7 @@ def _expand_tasks(text: str) -> list[int]:
 
 
 def _find_first_host(nodes: str) -> str:
-    """The first of the hosts that a list in Slurm's notation names.
+    """The first host of a list in Slurm's notation.
 
     >>> _find_first_host("rack[2-3,7]n[01-04],login")
     'rack2n01'
@@ -222,7 +222,7 @@ _Members = tuple[tuple[str, int], ...]  # host and port of each
 
 
 def _read_cluster(text: str) -> tuple[_Members, _Members, Mapping[str, Any]]:
-    """The chiefs and the workers that a TF_CONFIG lists, and which task it is for."""
+    """The chiefs and workers in a TF_CONFIG, and its task."""
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -258,7 +258,7 @@ def _read_addresses(cluster: Mapping[str, Any], kind: str) -> _Members:
 
 
 def _refuse_other_list(environment: _Environment, size: int, *, launcher: str) -> None:
-    """NetworkError where TF_CONFIG is set, too, and speaks of another number of ranks."""
+    """Raise NetworkError if TF_CONFIG is also set, with another number of ranks."""
     if "TF_CONFIG" not in environment:
         return
     chiefs, workers, _ = _read_cluster(environment["TF_CONFIG"])
@@ -297,7 +297,7 @@ def _check_port(port: int, name: str = "MASTER_PORT") -> int:
 
 
 def _choose_port(environment: _Environment, *job: str) -> int:
-    """The port that was asked for, else one that all ranks of a job choose alike."""
+    """MASTER_PORT, else a port that is the same for all ranks of a job."""
     if "MASTER_PORT" in environment:
         way_out = "unset it to have one chosen"
         return _check_port(_read_number(environment, "MASTER_PORT", way_out=way_out))

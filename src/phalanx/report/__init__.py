@@ -1,1 +1,1 @@
-"""What the outside sees of a run: its folder, its records, the console and the report page."""
+"""The output of a run: its folder, its records, the console and the report page."""

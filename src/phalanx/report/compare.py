@@ -1,4 +1,4 @@
-"""Two runs side by side: what was asked, where the numbers diverge, and which scores better."""
+"""Compares two runs: their options, where the numbers diverge, and which scores better."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ _METRICS = ("grad_norm", "top1")  # what --disable-metrics leaves out
 
 @dataclass(frozen=True, kw_only=True)
 class _Difference:
-    """One thing the two runs do not share."""
+    """A value that differs between the two runs."""
 
     name: str
     a: str
@@ -37,7 +37,7 @@ class _Divergence:
 
 @dataclass(frozen=True, kw_only=True)
 class _Comparison:
-    """What two runs share and where they differ."""
+    """The differences between two runs, and their scores."""
 
     a: str
     b: str
@@ -46,20 +46,20 @@ class _Comparison:
     surroundings: list[_Difference]
     steps_a: int
     steps_b: int
-    steps_shared: int  # the last step both have a line of metrics for
-    divergence: _Divergence | None  # None: identical as far as both go
+    steps_shared: int  # the last step for which both have metrics
+    divergence: _Divergence | None  # None: identical in all common steps
     score_a: ScoreRow | None
     score_b: ScoreRow | None
-    paired: dict[str, Any] | None  # None where no image was scored by both
+    paired: dict[str, Any] | None  # None if no image was scored by both
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data that any JSON writer takes; numbers that are not finite become text."""
+        """Plain values for JSON; numbers that are not finite become text."""
         values = _to_json_value(asdict(self))
         return {**values, "parting": values["divergence"]}  # its name in earlier versions
 
 
 def _to_json_value(value: Any) -> Any:
-    """The same value without tuples and without numbers JSON cannot write."""
+    """The same value without tuples and numbers that JSON cannot represent."""
     if isinstance(value, dict):
         return {name: _to_json_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -103,9 +103,9 @@ def _find_differences(a: dict[str, str], b: dict[str, str]) -> list[_Difference]
 
 
 def _find_divergence(a: dict[str, list[float]], b: dict[str, list[float]]) -> _Divergence | None:
-    """The first step, and its first quantity, whose bits differ; None where none does.
+    """The first step, and its first quantity, whose bits differ; None if none does.
 
-    Steps of which one run keeps no metrics are compared by their loss.
+    Where one of the runs has no metrics, steps are compared by their loss.
     """
     shared, at_a, at_b = np.intersect1d(a["step"], b["step"], return_indices=True)
     lacks_metrics = np.isnan(np.asarray(a["top1"])[at_a]) | np.isnan(np.asarray(b["top1"])[at_b])
@@ -125,7 +125,7 @@ def _find_divergence(a: dict[str, list[float]], b: dict[str, list[float]]) -> _D
 
 
 def _pair_predictions(a: RunFolder, b: RunFolder) -> dict[str, Any] | None:
-    """The paired test over the images both scored under the same label; None without any."""
+    """The paired test over the images that both scored with the same label; None without any."""
     first = {row.id: row for row in read_predictions(a.path)}
     second = {row.id: row for row in read_predictions(b.path)}
     shared = [i for i, row in first.items() if i in second and row.label == second[i].label]
@@ -159,7 +159,7 @@ def render_comparison(comparison: _Comparison) -> str:
 
 
 def _difference_lines(title: str, rows: list[_Difference], *, same: str) -> list[str]:
-    """What differs, one line a name, in columns."""
+    """The differences in columns, one line per name."""
     if not rows:
         return [title, f"  {same}", ""]
     table = [("", "A", "B"), *((row.name, row.a, row.b) for row in rows)]
@@ -180,7 +180,7 @@ def _describe_divergence(c: _Comparison) -> str:
 
 
 def _score_lines(c: _Comparison) -> list[str]:
-    """Both scores, and what the paired test says of them, or their intervals without one."""
+    """Both scores, and the result of the paired test, or else of comparing their intervals."""
     lines = [_describe_score("A", c.score_a), _describe_score("B", c.score_b)]
     if c.paired is not None:
         return [*lines, *_paired_lines(c.paired)]

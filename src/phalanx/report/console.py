@@ -1,8 +1,8 @@
-"""What a run prints while it trains: a live line on a terminal, plain lines without one.
+"""What a run prints while it trains: a live line on a terminal, otherwise plain lines.
 
-Everything printed also goes to log.txt with the time. A standard output that fails, such as a pipe
-whose reader left or a full disk, silences the console and never ends a run; the command ends with
-an error when the run is done, unless it was a reader who left.
+Everything printed also goes to log.txt, with the time. If standard output fails, because the reader
+of a pipe has left or a disk is full, the console becomes silent and the run continues; the command
+then ends with an error, unless it was a reader who left.
 """
 
 import io
@@ -25,7 +25,7 @@ from phalanx.report.terminal import clean, clean_redirected, fail_later, raw_str
 from phalanx.units import format_count, format_seconds
 
 _REFRESH_S = 0.1
-_NARROW = 100  # columns; below, the live line keeps to the essentials
+_NARROW = 100  # columns; below this, the live line is shorter
 
 
 class Console:
@@ -40,7 +40,7 @@ class Console:
         stream: TextIO | None = None,
     ):
         self.total_steps, self.epochs = total_steps, epochs
-        # a program without standard output, such as a service, trains in silence
+        # a program without standard output, such as a service, trains silently
         self._given = stream or sys.stdout or io.StringIO()
         self.stream = raw_stream(self._given)
         self.log_file = log_file
@@ -55,7 +55,7 @@ class Console:
 
     def __enter__(self) -> "Console":
         if self.is_live:
-            # stderr that goes to a file must stay there, away from the terminal
+            # stderr that goes to a file must not appear on the terminal
             self._live = Live(
                 console=self._rich,
                 auto_refresh=False,
@@ -73,18 +73,18 @@ class Console:
             self._live = None
 
     def print(self, text: str, *, style: str = "") -> None:
-        """Print a line, or several."""
+        """Print one or several lines."""
         for line in text.split("\n"):
             printable = clean(line.expandtabs())
             self._append_to_log(printable)
             self._print_line(printable, style)
 
     def warn(self, text: str) -> None:
-        """Print a line that asks to be read."""
+        """Print a warning."""
         self.print(f"warning: {text}", style="yellow")
 
     def progress(self, step: int) -> None:
-        """Note that a step is done. Costs microseconds: the line is redrawn ten times a second."""
+        """Record a finished step. Costs microseconds: the line is redrawn ten times per second."""
         self._step = step
         now = time.monotonic()
         self._timer.record(step, now)
@@ -93,14 +93,14 @@ class Console:
             self._redraw(now)
 
     def evaluation_progress(self, done: int, total: int) -> None:
-        """Note how many images an evaluation has scored; as cheap as `progress`."""
+        """Record how many images an evaluation has scored; as cheap as `progress`."""
         now = time.monotonic()
         if self._live and now >= self._next_redraw:
             self._activity = f"validating {done / max(total, 1):.0%}"
             self._redraw(now)
 
     def log(self, row: LogRow) -> None:
-        """Show the numbers of a log point: in the live line, or as a line of their own."""
+        """Show the numbers of a log point: in the live line, or as a separate line."""
         self._step, self._newest = row.step, row
         parts = [self._describe_step(row.step, row.epoch), *_describe_log(row), self._time_left()]
         line = "  ".join(parts).rstrip()
@@ -123,7 +123,7 @@ class Console:
         self._print_line(short, "bold green" if best else "bold")
 
     def restore_terminal(self) -> None:
-        """Show the cursor again, without locks or buffers: for a process about to vanish."""
+        """Show the cursor again, without locks or buffers, just before the process exits."""
         if self._live:
             os.write(self.stream.fileno(), b"\x1b[?25h\r\n")
 
@@ -139,7 +139,7 @@ class Console:
             self._fail(cause)
 
     def _fail(self, cause: OSError) -> None:
-        """Be silent from now on; a terminal that is gone is a reader who left."""
+        """Stop printing; a closed terminal counts as a reader who left."""
         if self.is_live:
             silence(self.stream)
         else:
@@ -189,7 +189,7 @@ class Console:
 
 
 class StepTimer:
-    """How long a step takes, measured from the second step on: the first one warms up."""
+    """Measures how long a step takes, from the second step on: the first one warms up."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -197,20 +197,20 @@ class StepTimer:
         self.step, self.now = 0, 0.0
 
     def record(self, step: int, now: float) -> None:
-        """Note that a step was done at this time."""
+        """Record that a step was finished at this time."""
         if self.calls < 2:
             self.calls += 1
             self.first_step, self.started_at = step, now
         self.step, self.now = step, now
 
     def seconds_for(self, steps: int) -> float | None:
-        """How long this many steps would take; None while nothing is known."""
+        """The time that so many steps would take; None while it is not known."""
         done = self.step - self.first_step
         return (self.now - self.started_at) / done * max(steps, 0) if done > 0 else None
 
 
 def _describe_log(row: LogRow) -> list[str]:
-    """The numbers of a log point that were measured, each with its name."""
+    """The measured numbers of a log point, each with its name."""
     parts = [f"loss {row.loss:.4f}"]
     if row.top1 is not None:
         parts.append(f"top-1 {row.top1:.2%}")
@@ -225,7 +225,7 @@ def _describe_log(row: LogRow) -> list[str]:
 
 
 def _describe_log_briefly(row: LogRow | None, *, narrow: bool) -> list[str]:
-    """The numbers of the live line: loss, speed and share of waiting."""
+    """The numbers of the live line: loss, speed and share of time waiting for data."""
     if row is None:
         return []
     parts = [f"loss {row.loss:.4f}"]
@@ -237,7 +237,7 @@ def _describe_log_briefly(row: LogRow | None, *, narrow: bool) -> list[str]:
 
 
 def _describe_score(row: ScoreRow, *, short: bool = False) -> str:
-    """An evaluation as text, with its 95 % interval and the images it counted."""
+    """An evaluation as text, with its 95 % interval and the number of images."""
     low, high = row.interval95
     if short:
         interval, images = f"({low:.1%} to {high:.1%})", ""

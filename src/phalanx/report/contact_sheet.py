@@ -1,4 +1,4 @@
-"""A contact sheet: images in a grid, each with a line of text under it."""
+"""A contact sheet: images in a grid, each with a line of text below."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def write_contact_sheet(
     draw.text((_GAP, _GAP), title, _INK, font)
     for index, (picture, caption) in enumerate(zip(pixels, captions, strict=True)):
         x, y = _GAP + index % columns * step_x, 2 * _CAPTION + index // columns * step_y
-        # small images stay square pixels, so that one can see what the model sees
+        # small images are enlarged without smoothing, to show what the model sees
         smooth = Image.Resampling.LANCZOS if len(picture) > _CELL else Image.Resampling.NEAREST
         sheet.paste(Image.fromarray(picture).resize((_CELL, _CELL), smooth), (x, y))
         draw.text((x, y + _CELL + 1), _shorten(caption, font), _INK, font)
@@ -40,7 +40,7 @@ def write_contact_sheet(
 
 
 def _shorten(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """As much of the text as one cell is wide."""
+    """The text, cut to the width of a cell."""
     if font.getlength(text) <= _CELL:
         return text
     while font.getlength(text + "…") > _CELL:

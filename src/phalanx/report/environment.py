@@ -1,4 +1,4 @@
-"""Where a run ran: versions, machine and code. Found out without importing torch."""
+"""The environment of a run: versions, machine and code. Found without importing torch."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ _PACKAGES = ("torch", "numpy", "safetensors", "opencv-python-headless", "simplej
 
 
 def describe_environment() -> dict[str, str | int]:
-    """Facts that explain why two machines may differ."""
+    """Facts that may explain different results on two machines."""
     versions = {f"{name} version": _installed_version(name) or "none" for name in _PACKAGES}
     return {
         "phalanx version": phalanx.__version__,
@@ -28,7 +28,7 @@ def describe_environment() -> dict[str, str | int]:
 
 
 def hash_code() -> str:
-    """A digest of this program's own files, and of the torch beside it."""
+    """A digest of this program's source files and of torch's version."""
     digest = sha256((_installed_version("torch") or "").encode())
     folder = Path(phalanx.__file__).parent
     for path in sorted(folder.rglob("*.py")):
@@ -45,7 +45,7 @@ def _installed_version(package: str) -> str | None:
 
 
 def _code_commit() -> str:
-    """The commit this code was checked out from, marked when files were changed since."""
+    """The commit of this code, marked if files were changed since."""
     folder = Path(phalanx.__file__).parents[2]
     if not (folder / ".git").exists():
         return "none"
@@ -65,7 +65,7 @@ def _code_commit() -> str:
 
 
 def _processor_name() -> str:
-    """What the processor calls itself."""
+    """The model name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

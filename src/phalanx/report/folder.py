@@ -1,12 +1,12 @@
-"""The run folder: where everything about one training lives, and how its files are written.
+"""The run folder, which contains everything about one training run, and how it is written.
 
 config.yaml        every option                     run.json         facts about the run
-metrics.jsonl      one line a step                  lock             held by whoever trains
+metrics.jsonl      one line per step                lock             held by the training process
 training.csv       one row per log point            validation.csv   one row per evaluation
-log.txt            what the console said            predictions.csv  the newest evaluation
+log.txt            what the console printed         predictions.csv  the newest evaluation
 worst.npz          its most confident mistakes      summary.json     the result in numbers
-report.html        the result to look at            checkpoints/     what a resume reads
-trackers/          what trackers were told          tensorboard/, wandb/   theirs
+report.html        the result as a page             checkpoints/     what a resume reads
+trackers/          ids, states and logs of trackers    tensorboard/, wandb/   their files
 """
 
 import json
@@ -37,12 +37,12 @@ _FORMAT = 1  # raise it when run.json changes, and teach `RunFolder.facts` to re
 
 
 def to_json(value: Any) -> str:
-    """JSON for people: indented, in the order given, ending in a newline."""
+    """Readable JSON: indented, in the order given, ending in a newline."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object a JSON file of a run holds."""
+    """The object in a JSON file of a run; CheckpointError if it cannot be read."""
     try:
         value = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
     except OSError as cause:
@@ -73,7 +73,7 @@ class RunFolder:
     """One run on disk."""
 
     path: Path
-    is_new: bool = False  # this process made the folder
+    is_new: bool = False  # whether this process created the folder
 
     @property
     def config(self) -> Path:
@@ -87,17 +87,17 @@ class RunFolder:
 
     @property
     def log(self) -> Path:
-        """What the console said."""
+        """What the console printed, as text."""
         return self.path / "log.txt"
 
     @property
     def summary(self) -> Path:
-        """The result in numbers."""
+        """The result in numbers, as JSON."""
         return self.path / "summary.json"
 
     @property
     def report(self) -> Path:
-        """The result to look at."""
+        """The result as an HTML page."""
         return self.path / "report.html"
 
     @property
@@ -107,7 +107,7 @@ class RunFolder:
 
     @property
     def config_text(self) -> str:
-        """config.yaml as it was written."""
+        """The text of config.yaml."""
         try:
             return self.config.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as cause:
@@ -115,9 +115,9 @@ class RunFolder:
 
     @property
     def options(self) -> dict[str, str]:
-        """Every option and its value, as text exactly as config.yaml spells it."""
+        """Every option and its value, as text exactly as in config.yaml."""
         try:
-            # the base loader leaves 16.16 and 5e-5 alone
+            # the base loader leaves 16.16 and 5e-5 as text
             values = yaml.load(self.config_text, Loader=yaml.BaseLoader)
         except (yaml.YAMLError, RecursionError) as cause:
             raise CheckpointError(
@@ -131,34 +131,34 @@ class RunFolder:
 
     @property
     def plugin_flag(self) -> str:
-        """What a command that goes on with this run must add, after a space; often nothing."""
+        """The --plugin flag for commands that continue this run, after a space; often empty."""
         try:
             names = self.options.get("plugin", "")
-        except CheckpointError:  # the hint that this belongs to has something else to say
+        except CheckpointError:  # used in messages about something else
             names = ""
         return format_plugin_flag(names if names not in ("null", "") else None)
 
     @property
     def resume_command(self) -> str:
-        """What continues this run."""
+        """The command that continues this run."""
         return f"phalanx train --resume {self.path}{self.plugin_flag}"
 
     @property
     def fork_command(self) -> str:
-        """What starts a new run from this one."""
+        """The command that starts a new run from this one."""
         return f"phalanx train --fork {self.path} --run-dir NEW{self.plugin_flag}"
 
     def discard(self) -> None:
-        """Remove what a run that trained nothing has written, as far as that goes."""
+        """Remove the files of a run that has trained nothing, as far as possible."""
         for name in ("config.yaml", "run.json", "lock", "log.txt", "metrics.jsonl"):
             remove_quietly(self.path / name)
         if self.is_new:
-            with suppress(OSError):  # something else lies there too
+            with suppress(OSError):  # there are other files in it
                 self.path.rmdir()
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What run.json holds."""
+        """The contents of run.json; CheckpointError if they cannot be read."""
         facts = read_json_object(self.run)
         found = facts.get("format")
         if not isinstance(found, int):
@@ -173,12 +173,12 @@ class RunFolder:
         return facts
 
     def update_facts(self, **changes: Any) -> None:
-        """Change some facts in run.json, whole or not at all."""
+        """Change some facts in run.json, atomically."""
         write_atomically(self.run, to_json({**self.facts, **changes}))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only process that trains this run; the lock dies with the process."""
+        """Context in which only this process trains the run; the lock ends with the process."""
         with file_lock(self.path / "lock", self._make_lock_error) as handle:
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": _utc_now()}
             with disk_errors(self.path / "lock"):
@@ -187,12 +187,12 @@ class RunFolder:
             yield
 
     def _make_lock_error(self) -> CheckpointError:
-        """What to say where another process has the lock."""
+        """The error to raise if another process has the lock."""
         try:
             owner = json.loads((self.path / "lock").read_text(encoding="utf-8"))
             who = f"process {owner['pid']} on {owner['host']} since {owner['since']}"
         except (OSError, ValueError, KeyError, TypeError):
-            who = "another process"  # it took the lock this moment and has not signed yet
+            who = "another process"  # it has just taken the lock and not yet written who it is
         return CheckpointError(
             f"{self.path}: is being trained by {who}; stop it first, or start a new "
             f"run from it: {self.fork_command}"
@@ -214,13 +214,13 @@ def _utc_now() -> str:
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether this folder holds a run."""
+    """Whether this folder contains a run."""
     return (path / "run.json").is_file()
 
 
 def create_run(path: Path, *, config_text: str, facts: dict[str, Any]) -> RunFolder:
-    """A new run folder with its options and facts written."""
-    with disk_errors(path):  # of a name that is too long, too
+    """A new run folder, with config.yaml and run.json."""
+    with disk_errors(path):  # also if the name is too long
         _refuse_used(path, config_text)
         is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
@@ -228,7 +228,7 @@ def create_run(path: Path, *, config_text: str, facts: dict[str, Any]) -> RunFol
     run = RunFolder(path, is_new)
     try:
         write_atomically(run.config, config_text)
-        # run.json comes last: a folder that has it is complete.
+        # run.json is written last: a folder that has it is complete
         write_atomically(run.run, to_json({"format": _FORMAT, "created": _utc_now(), **facts}))
     except KeyboardInterrupt:
         run.discard()  # the same command can be started again
@@ -237,7 +237,7 @@ def create_run(path: Path, *, config_text: str, facts: dict[str, Any]) -> RunFol
 
 
 def _refuse_used(path: Path, config_text: str) -> None:
-    """Raise unless `path` is free: absent, an empty folder, or this very run killed at once."""
+    """Raise unless `path` is free: absent, an empty folder, or this run killed at its start."""
     if is_run_folder(path):
         raise ConfigError(
             f"--run-dir {path}: already holds a run; continue it with --resume {path}"
@@ -268,7 +268,7 @@ def open_run(path: Path) -> RunFolder:
 
 
 def _suggest_run(path: Path) -> str:
-    """A run the user may have meant: one around this path, or a sibling with a similar name."""
+    """A run the user may have meant: a parent of this path, or a sibling with a similar name."""
     outer = next((p for p in path.absolute().parents if is_run_folder(p)), None)
     if outer:
         return f"; it is inside the run {outer}"

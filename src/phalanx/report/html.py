@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: values laid out by the templates beside this file."""
+"""Self-contained HTML pages, from values and the templates next to this file."""
 
 import base64
 import io
@@ -20,7 +20,7 @@ _THUMBNAIL, _JPEG_QUALITY, _FEW_PIXELS = 160, 80, 64
 
 @cache
 def _environment() -> "Environment":
-    """The templates, which escape every value they show."""
+    """The templates' environment, which escapes every value."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -37,22 +37,22 @@ def _environment() -> "Environment":
 
 
 def render_html(template: str, **values: Any) -> str:
-    """The page that a template makes of these values."""
+    """The page of a template with these values."""
     page = _environment().get_template(template).render(values)
-    # bytes of a file's name that are no UTF-8 become question marks
+    # bytes of a file's name that are not UTF-8 become question marks
     return page.encode(errors="replace").decode()
 
 
 @dataclass(frozen=True)
 class EmbeddedImage:
-    """A small copy of an image as an address that holds all of it."""
+    """A thumbnail as a data URL."""
 
     address: str
-    has_few_pixels: bool  # few stay sharp squares; many are smoothed
+    has_few_pixels: bool  # if so, it is enlarged without smoothing
 
 
 def embed_image(pixels: NDArray[np.uint8], form: str) -> EmbeddedImage:
-    """The image as a thumbnail inside the page, as PNG or JPEG."""
+    """A thumbnail of the image, as PNG or JPEG, to embed in a page."""
     from PIL import Image
 
     image = Image.fromarray(pixels)
@@ -66,5 +66,5 @@ def embed_image(pixels: NDArray[np.uint8], form: str) -> EmbeddedImage:
 
 
 def embed_file(content: bytes, form: str) -> str:
-    """The file of an image, PNG or JPEG, as an address that holds all of it."""
+    """The file of an image, PNG or JPEG, as a data URL."""
     return f"data:image/{form.lower()};base64,{base64.b64encode(content).decode()}"

@@ -22,7 +22,7 @@ from phalanx.report.records import LogRow, ScoreRow, read_logs, read_scores, rea
 from phalanx.report.summary import Summary, read_average_score, read_summary
 from phalanx.units import format_bytes
 
-_MOST_CLASSES = 40  # beyond this a matrix is a carpet, and the worst pairs say more
+_MOST_CLASSES = 40  # with more, a matrix is unreadable, and only the worst pairs are shown
 _MOST_PAIRS, _FEW_PAIRS = 20, 5
 _PURPOSES = {
     "config.yaml": "every option of the run",
@@ -51,13 +51,13 @@ _ENVIRONMENT = {  # sections of run.json
 
 
 def write_report(run: RunFolder) -> Path:
-    """Write report.html anew from the files in the run folder; returns its path."""
+    """Write report.html from the files in the run folder; returns its path."""
     write_atomically(run.report, render_html("report.html", **_read_values(run)))
     return run.report
 
 
 def _read_values(run: RunFolder) -> dict[str, Any]:
-    """Everything the page shows, in its order; what is not there yet is empty or None."""
+    """All values of the page, in its order; those that do not exist yet are empty or None."""
     facts, folder = run.facts, run.path
     summary = read_summary(folder) if run.summary.exists() else None
     is_finished = summary is not None and summary.finished
@@ -102,7 +102,7 @@ def _read_values(run: RunFolder) -> dict[str, Any]:
 
 
 class _ClassNames(dict[int, str]):
-    """The classes by their numbers; one without a name is called after its number."""
+    """The class names by number; a class without a name is called "class NUMBER"."""
 
     def __missing__(self, number: int) -> str:
         return f"class {number}"
@@ -131,7 +131,7 @@ def describe_waiting(wait: float | None) -> str:
 
 
 def _describe_memory(summary: Summary | None, device: str) -> list[str]:
-    """What a step should take and what was taken, where it is known."""
+    """The predicted memory of a step and the measured memory, as far as they are known."""
     memory = summary.memory if summary else None
     lines = []
     if memory and memory.predicted is not None:
@@ -149,7 +149,7 @@ def _describe_memory(summary: Summary | None, device: str) -> list[str]:
 def _draw_curves(
     steps: dict[str, list[float]], logs: list[LogRow], scores: list[ScoreRow]
 ) -> dict[str, list[tuple[str, str]]]:
-    """Loss, top-1, learning rate, speed and waiting over epochs; empty before the first step."""
+    """Loss, top-1, learning rate, speed and waiting by epoch; empty before the first step."""
     if not steps["step"]:
         return {}
     wide = [("Loss", plots.plot_loss(steps, logs, scores=scores))]
@@ -164,13 +164,13 @@ def _draw_curves(
 
 
 def _embed_profile(folder: Path) -> str:
-    """The picture of the step that was profiled; empty where none was."""
+    """The picture of the profiled step as a data URL; empty if there is none."""
     file = folder / "profile" / "step.png"
     return embed_file(file.read_bytes(), "PNG") if file.is_file() else ""
 
 
 def _count_confusion(predictions: list[Prediction], names: _ClassNames) -> dict[str, Any]:
-    """What was taken for what: a matrix, unless classes are many, and the most frequent pairs."""
+    """The confusion matrix, unless there are many classes, and the most frequent mistakes."""
     if not predictions:
         return {}
     labels, guesses = [row.label for row in predictions], [row.top[0] for row in predictions]
@@ -191,9 +191,9 @@ def _count_confusion(predictions: list[Prediction], names: _ClassNames) -> dict[
 
 
 def _shade_row(counts: NDArray[np.int64], label: int) -> list[tuple[int, str, float]]:
-    """One row of the matrix as (count, colour, opacity); mistakes in another colour than hits."""
+    """One row of the matrix as (count, colour, opacity); mistakes have another colour."""
     shares = counts / max(int(counts.sum()), 1)
-    # mistakes are rare: without a lift their shades would all look like none
+    # mistakes are rare: without the square root their shades would be invisible
     return [
         (count, "heat", share * 0.85) if at == label else (count, "wrong", share**0.5 * 0.85)
         for at, (count, share) in enumerate(zip(counts.tolist(), shares.tolist(), strict=True))
@@ -203,7 +203,7 @@ def _shade_row(counts: NDArray[np.int64], label: int) -> list[tuple[int, str, fl
 def _find_pictures(
     predictions: list[Prediction], worst: WorstMistakes | None, names: _ClassNames
 ) -> dict[str, Any]:
-    """The most confident mistakes, to look at; empty where no pictures were kept."""
+    """The most confident mistakes with their images; empty if no images were stored."""
     if worst is None:
         return {}
     wrong = {row.index: row for row in predictions if not row.correct}
@@ -224,7 +224,7 @@ def _find_pictures(
 def _split_options(
     options: dict[str, str], origins: dict[str, Any]
 ) -> dict[str, list[tuple[str, str, str]]]:
-    """Every option with its value and where that came from: what was chosen, and defaults."""
+    """Every option with its value and origin, in two parts: changed, and defaults."""
     parts: dict[str, list[tuple[str, str, str]]] = {"changed": [], "defaults": []}
     for name, value in options.items():
         origin = str(origins.get(name, ""))
@@ -234,7 +234,7 @@ def _split_options(
 
 
 def _list_files(run: RunFolder) -> Iterator[tuple[str, str, str]]:
-    """What lies in the run folder, as (name, purpose, size)."""
+    """The files in the run folder, as (name, purpose, size)."""
     for name, purpose in _PURPOSES.items():
         file = run.path / name
         if file.is_file():

@@ -1,4 +1,4 @@
-"""The curves of a run, as inline SVG whose colours the page's style sheet decides."""
+"""The curves of a run, as inline SVG whose colours come from the page's style sheet."""
 
 import io
 import re
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from phalanx.report.records import LogRow, ScoreRow
 
-# Colours no one would draw with; each becomes a variable, so that one drawing suits light and dark.
+# Placeholder colours; each is replaced by a CSS variable, for light and dark pages.
 INK, _RULE, TRAIN, PALE, VALID = "#010203", "#020304", "#030405", "#040506", "#050607"
 _VARIABLES = {
     INK: "var(--muted)",
@@ -43,10 +43,10 @@ _SETTINGS: Any = {
     "legend.frameon": False,
     "lines.solid_capstyle": "round",
 }
-MOST_POINTS = 1_600  # more than a screen can tell apart
+MOST_POINTS = 1_600  # as many as a screen can show
 _Columns = dict[str, list[float]]
 _Size = tuple[float, float]
-# inches: two wide ones, or three small ones, fill a row of the page with letters of one size
+# inches: two wide or three small ones fill a row of the page, with text of the same size
 WIDE: _Size = (5.6, 2.7)
 SMALL: _Size = (3.7, 2.1)
 _DOTS = {"marker": "o", "markersize": 3.5}
@@ -55,7 +55,7 @@ _DOTS = {"marker": "o", "markersize": 3.5}
 def draw_svg(
     paint: Callable[[Any], None], *, label: str, size: _Size = WIDE, margin: float = 0.05
 ) -> str:
-    """One drawing as an <svg> element; `paint` gets its axes."""
+    """One drawing as an <svg> element; `paint` is called with its axes."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -68,10 +68,10 @@ def draw_svg(
 
 
 def _make_inline(svg: str, label: str) -> str:
-    """The drawing without what only a file of its own needs."""
+    """The drawing without what only a separate file needs."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg)  # counted anew in each drawing: not unique
+    svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg)  # numbered per drawing, so not unique
     box = re.search(r'viewBox="([^"]*)"', svg)
     assert box is not None
     tag = (
@@ -96,7 +96,7 @@ def _draw_by_epoch(paint: Callable[[Any], None], *, label: str, size: _Size = WI
 
 
 def thin(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The curve in points a screen can show: of each stretch the lowest and the highest."""
+    """The curve with fewer points: of each interval the lowest and the highest."""
     xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     ys = np.where(np.isfinite(ys), ys, np.nan)
     stretch = len(xs) // (MOST_POINTS // 2)
@@ -109,7 +109,7 @@ def thin(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def plot_loss(steps: _Columns, logs: Sequence[LogRow], *, scores: Sequence[ScoreRow]) -> str:
-    """Loss of every step, its mean per log point, and in validation."""
+    """Loss of every step, its mean at each log point, and the validation loss."""
 
     def paint(axes: Any) -> None:
         axes.plot(*thin(steps["epoch"], steps["loss"]), color=PALE, lw=0.8, label="each step")
@@ -125,7 +125,7 @@ def plot_loss(steps: _Columns, logs: Sequence[LogRow], *, scores: Sequence[Score
 
 
 def _loss_limits(steps: _Columns, scores: Sequence[ScoreRow]) -> tuple[float, float]:
-    """The heights to show: all but the rarest spikes, which would flatten the rest."""
+    """The limits of the axis: without the rarest spikes, which would flatten the rest."""
     losses = [*steps["loss"], *(row.loss for row in scores)]
     finite = np.array([loss for loss in losses if np.isfinite(loss)] or [1.0])
     low, high = float(finite.min()), float(np.percentile(finite, 99.5))
@@ -191,7 +191,7 @@ def plot_waiting(logs: Sequence[LogRow]) -> str:
 def _make_curve(
     rows: Sequence[LogRow | ScoreRow], name: str, *, scale: float = 1
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """One column of the rows over epochs; what was not measured leaves a gap."""
+    """One column of the rows by epoch; missing values leave a gap."""
     values = [getattr(row, name) for row in rows]
     numbers = [np.nan if value is None else value * scale for value in values]
     return thin([row.epoch for row in rows], numbers)

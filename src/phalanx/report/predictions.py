@@ -1,4 +1,4 @@
-"""What the model said about every scored image, and its most confident mistakes."""
+"""The model's predictions for every scored image, and its most confident mistakes."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ from phalanx.errors import CheckpointError
 
 _NAME, _WORST = "predictions.csv", "worst.npz"
 _TOP = 5
-_BROKEN_ARCHIVE = (  # what numpy and zipfile raise for one that is damaged
+_BROKEN_ARCHIVE = (  # what numpy and zipfile raise for a damaged archive
     *(OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, SyntaxError),
     *(zipfile.BadZipFile, zlib.error, struct.error, OverflowError, MemoryError, TypeError),
 )
@@ -29,7 +29,7 @@ _HEADER = (
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What the model said about one image."""
+    """The model's prediction for one image."""
 
     index: int  # in the scored split
     id: str  # the image's name
@@ -53,7 +53,7 @@ class WorstMistakes:
 
 
 def write_predictions(folder: Path, rows: Iterable[Prediction], *, classes: Sequence[str]) -> None:
-    """Write predictions.csv, whole or not at all; classes: their names."""
+    """Write predictions.csv atomically; classes: their names."""
     lines = _CsvLines()
     table = csv.writer(lines)
     table.writerow(_HEADER)
@@ -62,13 +62,14 @@ def write_predictions(folder: Path, rows: Iterable[Prediction], *, classes: Sequ
 
 
 class _CsvLines(list[str]):
-    """Rows that end in a newline alone, written by a writer that knows of both ends of lines.
+    """Rows that end in a newline only, though the csv writer ends lines with CR LF.
 
-    A cell is quoted only where it holds a character that ends lines; a name may hold a return.
+    The writer keeps its own line end, because it quotes only cells that contain a character of
+    it, and a name may contain a carriage return.
     """
 
     def write(self, line: str) -> None:
-        """Add a row, which comes whole."""
+        """Add a complete row."""
         self.append(line.removesuffix("\r\n") + "\n")
 
 
@@ -80,7 +81,7 @@ def _prediction_cells(row: Prediction, classes: Sequence[str]) -> list[object]:
 
 
 def read_predictions(folder: Path) -> list[Prediction]:
-    """The newest evaluation, image by image; empty where there was none."""
+    """The predictions of the newest evaluation; empty if there was none."""
     path = folder / _NAME
     try:
         with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
@@ -108,7 +109,7 @@ def _parse_prediction(row: dict[str, str]) -> Prediction:
 def write_worst(
     folder: Path, indices: Sequence[int], *, pixels: NDArray[np.uint8], step: int
 ) -> None:
-    """Write worst.npz: these images of the scored split, as [n, height, width, 3]."""
+    """Write worst.npz: these images of the scored split, pixels [n, height, width, 3]."""
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
         raise ValueError(f"expected uint8 [n, h, w, 3], got {pixels.dtype} {pixels.shape}")
     if len(indices) != len(pixels):
@@ -120,7 +121,7 @@ def write_worst(
 
 
 def read_worst(folder: Path) -> WorstMistakes | None:
-    """The thumbnails of the newest evaluation; None where there are none."""
+    """The thumbnails of the newest evaluation; None if there are none."""
     path = folder / _WORST
     try:
         # opened here: numpy leaves a damaged one open
@@ -137,13 +138,13 @@ def read_worst(folder: Path) -> WorstMistakes | None:
 
 
 def find_worst_mistakes(predictions: Sequence[Prediction], n: int = 24) -> list[int]:
-    """Positions in `predictions` of the n surest mistakes, the surest first."""
+    """Positions in `predictions` of the n most confident mistakes, most confident first."""
     wrong = [at for at, row in enumerate(predictions) if not row.correct]
     return sorted(wrong, key=lambda at: (-predictions[at].confidence, at))[:n]
 
 
 def confusion_matrix(labels: ArrayLike, predicted: ArrayLike, *, classes: int) -> NDArray[np.int64]:
-    """How often each true class (row) was taken for each class (column)."""
+    """How often each true class (row) was predicted as each class (column)."""
     pairs = np.asarray(labels, dtype=np.int64) * classes + np.asarray(predicted, dtype=np.int64)
     counts = np.bincount(pairs, minlength=classes * classes)
     return counts.reshape(classes, classes).astype(np.int64)

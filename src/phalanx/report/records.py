@@ -1,8 +1,8 @@
-"""The records of a training: metrics.jsonl, training.csv, validation.csv and averaged.csv.
+"""The records of a training run: metrics.jsonl, training.csv, validation.csv and averaged.csv.
 
-metrics.jsonl holds no clock reading, so that a run that was killed and resumed ends with the
-same bytes as one that never stopped. Numbers keep every bit; what is not finite is a string,
-because JSON has no word for it.
+metrics.jsonl contains no times, so that a run that was killed and resumed ends with the same bytes
+as one that never stopped. Numbers keep every bit; those that are not finite are strings, because
+JSON cannot represent them.
 """
 
 import csv
@@ -22,8 +22,8 @@ from phalanx.disk import disk_errors, sync_folder, write_atomically
 from phalanx.errors import CheckpointError
 
 _METRICS, TRAINING, VALIDATION = "metrics.jsonl", "training.csv", "validation.csv"
-AVERAGED = "averaged.csv"  # like validation.csv, of the averaged weights; only where there are any
-_SPANS = 3  # stretches of missing steps that a message names
+AVERAGED = "averaged.csv"  # like validation.csv, for averaged weights, if there are any
+_SPANS = 3  # ranges of missing steps that a message names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +34,13 @@ class StepRow:
     epoch: float
     lr: float
     loss: float
-    grad_norm: float | None  # None where no metrics are kept, like top1
+    grad_norm: float | None  # None without metrics, like top1
     top1: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogRow(StepRow):
-    """Means over the steps since the last log point, and what the clock said."""
+    """Means over the steps since the last log point, with throughput."""
 
     images_per_second: float | None
     data_wait: float | None  # share of the time, 0 to 1
@@ -54,7 +54,7 @@ class ScoreRow:
     epoch: float
     scored: int
     top1: float
-    top5: float | None  # None where the model knows five classes or fewer
+    top5: float | None  # None if the model has five classes or fewer
     loss: float
     interval95: tuple[float, float]
 
@@ -66,12 +66,12 @@ _HEADERS = {TRAINING: _LOG_FIELDS, VALIDATION: SCORE_FIELDS, AVERAGED: SCORE_FIE
 
 
 class Records:
-    """The records of one run. Lines wait in memory until the next log, score or flush."""
+    """The records of one run. Lines are buffered until the next log, score or flush."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self._waiting: dict[str, str] = {}
-        self._checksums: dict[str, tuple[int, int]] = {}  # as they were when last asked for
+        self._checksums: dict[str, tuple[int, int]] = {}  # from the last call of `checksums`
 
     def steps(self, rows: Iterable[StepRow]) -> None:
         """Add one line of metrics per step."""
@@ -94,19 +94,19 @@ class Records:
         self.flush()
 
     def flush(self, *, sync: bool = False) -> None:
-        """Append what waits to the files; with `sync`, see all of them onto the disk."""
+        """Append buffered lines to the files; with `sync`, fsync all of them."""
         names = list(self._waiting)
-        if sync:  # what was appended before counts too: a checkpoint presumes all of it
+        if sync:  # also what was appended before: a checkpoint depends on all of it
             has_averages = AVERAGED in self._waiting or (self.folder / AVERAGED).exists()
             names = [_METRICS, TRAINING, VALIDATION, *[AVERAGED] * has_averages]
         for name in names:
             _append(self.folder / name, self._waiting.pop(name, ""), sync=sync)
 
     def checksums(self, *, last_step: int | None = None) -> dict[str, tuple[int, int]]:
-        """The size and CRC-32 of each file that there is, for a checkpoint to hold.
+        """The size and CRC-32 of each existing file, to be stored in a checkpoint.
 
-        Only what came since the last time is read: the step waits for it. last_step: of a run at
-        its end, whose last score a resume makes again; it is left out.
+        Reads only what was added since the last call, because training waits for it. last_step: the
+        last step of a finished run, whose score a resume repeats; that score is left out.
         """
         if last_step is not None:
             kept = {
@@ -125,7 +125,7 @@ class Records:
         return dict(self._checksums)
 
     def cut_back(self, step: int, *, scored: bool) -> None:
-        """Drop everything after `step`, torn lines, and the score at `step` unless `scored`."""
+        """Remove all after `step`, incomplete lines, and unless `scored` the score at `step`."""
         self.flush()
         self._checksums.clear()
         for name, keep in _keep_until(step, scored=scored).items():
@@ -138,7 +138,7 @@ class Records:
 
 
 def find_changed_record(folder: Path, checksums: dict[str, tuple[int, int]]) -> str:
-    """The first file that no longer begins with what `checksums` was taken of; empty for none."""
+    """The first file whose beginning no longer matches its checksum; empty if none."""
     for path, (size, checksum) in ((folder / name, given) for name, given in checksums.items()):
         if path.exists() and zlib.crc32(path.read_bytes()[:size]) != checksum:
             return path.name
@@ -152,7 +152,7 @@ def _score_line(row: ScoreRow) -> str:
 
 
 def _append(path: Path, text: str, *, sync: bool) -> None:
-    """Write text at the end of a file, after the header if the file is a new table."""
+    """Append text to a file, after the header if the file is a new table."""
     with disk_errors(path), path.open("a", encoding="utf-8", newline="") as file:
         if path.name in _HEADERS and file.tell() == 0:
             file.write(_csv_line(_HEADERS[path.name]))
@@ -165,7 +165,7 @@ def _append(path: Path, text: str, *, sync: bool) -> None:
 
 @contextmanager
 def damage_errors(path: Path) -> Iterator[None]:
-    """A block that reads a record; what no run of ours wrote is an error that names the file."""
+    """Context that turns errors of parsing a record into a CheckpointError with the file."""
     try:
         yield
     except (KeyError, TypeError, ValueError, csv.Error) as cause:
@@ -176,7 +176,7 @@ def damage_errors(path: Path) -> Iterator[None]:
 
 
 def json_number(value: float | None) -> float | str | None:
-    """The number itself, or its name where JSON cannot write it; None for none."""
+    """The number, or its text if JSON cannot represent it; None stays None."""
     if value is None:
         return None
     value = float(value)
@@ -190,7 +190,7 @@ def _step_line(row: StepRow) -> str:
 
 
 def score_entry(row: ScoreRow) -> dict[str, Any]:
-    """One evaluation as plain values, which `parse_score` takes back."""
+    """One evaluation as plain values, for `parse_score`."""
     valid = {
         "scored": int(row.scored),
         "top1": json_number(row.top1),
@@ -207,7 +207,7 @@ def _csv_line(cells: Iterable[object]) -> str:
 
 
 def _keep_until(step: int, *, scored: bool) -> dict[str, Callable[[bytes], bool]]:
-    """By file, which lines belong to a run up to a step, with the score after it or without."""
+    """For each file, which lines to keep up to a step; scored: with the score at that step."""
     last_score = step if scored else step - 1
 
     def keep_metrics(line: bytes) -> bool:
@@ -221,7 +221,7 @@ def _keep_until(step: int, *, scored: bool) -> dict[str, Callable[[bytes], bool]
 
 
 def _keep_lines(path: Path, keep: Callable[[bytes], bool]) -> bytes:
-    """The whole lines of a file that `keep` wants, byte for byte."""
+    """The complete lines of a file that `keep` accepts, byte for byte."""
     lines = path.read_bytes().splitlines(keepends=True)
     return b"".join(line for line in lines if line.endswith(b"\n") and keep(line))
 
@@ -235,7 +235,7 @@ def _keep_csv(line: bytes, *, header: tuple[str, ...], last_step: int) -> bool:
 
 
 def _parse_metrics(line: bytes) -> dict[str, Any] | None:
-    """The entry on a line, or None where the line is torn."""
+    """The entry on a line, or None if the line is incomplete."""
     try:
         entry = json.loads(line)
     except ValueError:
@@ -244,10 +244,10 @@ def _parse_metrics(line: bytes) -> dict[str, Any] | None:
 
 
 def read_metrics(folder: Path, *, scores: bool) -> Iterator[dict[str, Any]]:
-    """The whole entries of metrics.jsonl, in order: the evaluations alone, or the steps alone."""
+    """The complete entries of metrics.jsonl, in order: only evaluations, or only steps."""
     try:
         with (folder / _METRICS).open("rb") as file:
-            # told apart before they are parsed: a long run has many steps and few evaluations
+            # filtered before parsing: a long run has many steps and few evaluations
             wanted = (line for line in file if (b'"valid"' in line) == scores)
             yield from (entry for line in wanted if (entry := _parse_metrics(line)) is not None)
     except FileNotFoundError:
@@ -257,10 +257,10 @@ def read_metrics(folder: Path, *, scores: bool) -> Iterator[dict[str, Any]]:
 def describe_missing_rows(
     folder: Path, *, first: int | None, last: int, scored: Collection[int], logged: Collection[int]
 ) -> str:
-    """Which rows the records lack of a run up to step `last`, file by file; empty if none.
+    """Which rows are missing in the records of a run up to step `last`, by file; "" if none.
 
-    first: its first step; None where that is not known. scored, logged: the steps after which it
-    was scored, and had a log point.
+    first: its first step; None if not known. scored, logged: the steps after which it was scored,
+    and had a log point.
     """
     steps = {entry["step"] for entry in read_metrics(folder, scores=False)}
     scores = {entry["step"] for entry in read_metrics(folder, scores=True)}
@@ -275,7 +275,7 @@ def describe_missing_rows(
 
 
 def _read_csv_steps(path: Path) -> set[int]:
-    """The steps of the whole rows of a table."""
+    """The steps of the complete rows of a table."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
@@ -286,7 +286,7 @@ def _read_csv_steps(path: Path) -> set[int]:
 
 
 def _format_steps(steps: set[int]) -> str:
-    """Steps in words, the first few stretches of them.
+    """The first few ranges of steps, in words.
 
     >>> _format_steps({4, 5, 6, 9}), _format_steps({7})
     ('steps 4 to 6, 9', 'step 7')
@@ -302,7 +302,7 @@ def _format_steps(steps: set[int]) -> str:
 def read_steps(folder: Path) -> dict[str, list[float]]:
     """The steps of metrics.jsonl as columns: step, epoch, lr, loss, grad_norm and top1.
 
-    NaN stands for what was not measured; a top-1 that was is always a number.
+    NaN stands for values that were not measured; a measured top-1 is never NaN.
     """
     with damage_errors(folder / _METRICS):
         entries = list(read_metrics(folder, scores=False))
@@ -321,7 +321,7 @@ def read_scores(folder: Path) -> list[ScoreRow]:
 
 
 def read_averaged_top1(folder: Path) -> dict[int, float]:
-    """Top-1 of the averaged weights by step; empty where none were made."""
+    """Top-1 of the averaged weights by step; empty if there are none."""
     path = folder / AVERAGED
     if not path.exists():
         return {}
@@ -345,7 +345,7 @@ def parse_score(entry: dict[str, Any]) -> ScoreRow:
 
 
 def read_logs(folder: Path) -> list[LogRow]:
-    """The rows of training.csv, in order; a torn last row is left out."""
+    """The rows of training.csv, in order; an incomplete last row is left out."""
     path = folder / TRAINING
     if not path.exists():
         return []

@@ -1,4 +1,4 @@
-"""How sure a score is, and whether two scores differ."""
+"""Confidence intervals of scores, and tests whether two scores differ."""
 
 import math
 from typing import Any
@@ -7,16 +7,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 _Z95 = 1.96
-_SIGNIFICANCE = 0.05  # level of a p-value
+_SIGNIFICANCE = 0.05  # p-values below it are significant
 
 
 def wilson_interval(hits: int, n: int) -> tuple[float, float]:
-    """The interval (low, high) that holds the true share, 95 times in 100.
+    """The 95 % confidence interval (low, high) of a share.
 
-    Wilson's, not the textbook one: it stays inside 0 to 1 and is right near both ends.
+    Wilson's, not the normal approximation: it stays within 0..1 and is accurate near both ends.
     """
     if n == 0:
-        return 0.0, 1.0  # nothing was seen, anything is possible
+        return 0.0, 1.0  # nothing is known
     share, z = hits / n, _Z95
     scale = 1 + z * z / n
     center = (share + z * z / (2 * n)) / scale
@@ -27,7 +27,7 @@ def wilson_interval(hits: int, n: int) -> tuple[float, float]:
 def paired_test(a_correct: ArrayLike, b_correct: ArrayLike) -> dict[str, Any]:
     """Whether A or B is better on the same images: counts, difference, interval, p and verdict.
 
-    Only images that exactly one of the two got right say anything (McNemar's exact test).
+    Only images that exactly one of the two predicts correctly count (McNemar's exact test).
     """
     a, b = np.asarray(a_correct, dtype=bool), np.asarray(b_correct, dtype=bool)
     n = len(a)
@@ -52,13 +52,13 @@ def paired_test(a_correct: ArrayLike, b_correct: ArrayLike) -> dict[str, Any]:
 
 
 def sign_test(only_a: int, only_b: int) -> float:
-    """The chance of a split at least this uneven between equals, two-sided and exact."""
+    """The exact two-sided p-value of the sign test for these counts."""
     tosses, fewer = only_a + only_b, min(only_a, only_b)
     ways, tail = 1, 0
     for heads in range(fewer + 1):
         tail += ways
         ways = ways * (tosses - heads) // (heads + 1)
-    return min(1.0, 2 * tail / 2**tosses)  # whole numbers to the end: no rounding on the way
+    return min(1.0, 2 * tail / 2**tosses)  # integers until here: no rounding errors
 
 
 def _paired_interval(only_a: int, only_b: int, *, n: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""A step drawn over time: which stage runs which pass when, in text or as a PNG."""
+"""Draws a step over time, which stage runs which pass when, as text or as a PNG."""
 
 import io
 from collections.abc import Sequence
@@ -12,32 +12,32 @@ from phalanx.disk import write_atomically
 from phalanx.plan.pipeline import TimedPass, measure_bubble
 
 _FILL = {"forward": "░", "backward": "▓"}
-_COLOURS = {"forward": "#56b4e9", "backward": "#e69f00"}  # told apart by colour-blind readers, too
+_COLOURS = {"forward": "#56b4e9", "backward": "#e69f00"}  # safe for colour-blind readers
 _IDLE, _INK = "#eeeeee", "#333333"
 _FEWEST_COLUMNS = 16  # of a drawing, however narrow the terminal is
-_MOST_COLUMNS = 4  # of a pass that takes a unit of time
-_CUT_COLUMNS = 2  # the same where the whole step does not fit
-_SHORTEST = 0.5  # shorter passes may have no column
-_CUT_TIME = 70.0  # of a PNG: so much of a long step is shown
-_MOST_ROWS = 16  # of a PNG; of more, one pipeline stands for all
+_MOST_COLUMNS = 4  # per unit of time
+_CUT_COLUMNS = 2  # the same if the whole step does not fit
+_SHORTEST = 0.5  # units of time; shorter passes may have no column
+_CUT_TIME = 70.0  # units of time of a long step that a PNG shows
+_MOST_ROWS = 16  # of a PNG; if there are more, only one pipeline is drawn
 _DOTS_PER_INCH = 110
-_DIGITS = 150  # that the width of a PNG has room for
+_DIGITS = 150  # that fit into the width of a PNG
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepPicture:
-    """What is drawn of a step: the passes of one pipeline, which others run in the same way.
+    """The contents of a drawing: the passes of one pipeline; all pipelines run the same.
 
-    A unit of time is the forward pass of a stage of average cost.
+    The unit of time is the forward pass of a stage of average cost.
     """
 
     passes: Sequence[TimedPass]
     group: int  # micro-batches that go forward before the first one goes back
-    rows: tuple[str, ...]  # what each stage is called
-    notes: tuple[str, ...]  # what is said of each stage
+    rows: tuple[str, ...]  # the name of each stage
+    notes: tuple[str, ...]  # a note for each stage
     title: str
-    footer: str = ""  # what ranks send each other
-    pipelines: int = 1  # that do the same at the same time
+    footer: str = ""  # what ranks exchange
+    pipelines: int = 1  # that run the same at the same time
 
     @cached_property
     def bubble(self) -> float:
@@ -51,7 +51,7 @@ class StepPicture:
 
     @cached_property
     def micro_batches(self) -> int:
-        """How many there are."""
+        """The number of micro-batches."""
         return 1 + max(one.what.number for one in self.passes)
 
     def find_group_end(self) -> float:
@@ -59,7 +59,7 @@ class StepPicture:
         return max(one.end for one in self.passes if one.what.number < self.group)
 
     def describe_shown(self, until: float) -> str:
-        """What of a step is over by then; empty where all of it is."""
+        """Which part of the step is finished by then, in words; empty if all of it is."""
         late = [one.what.number for one in self.passes if one.end > until]
         if not late:
             return ""
@@ -71,7 +71,7 @@ class StepPicture:
 
 
 def draw_text(picture: StepPicture, width: int) -> list[str]:
-    """The picture in lines of so many characters, with a legend."""
+    """The picture as lines of at most `width` characters, with a legend."""
     labels = max(map(len, picture.rows)) + 2
     room = max(width - labels, _FEWEST_COLUMNS)
     scale = min(room / picture.end, _MOST_COLUMNS)
@@ -95,7 +95,7 @@ def draw_text(picture: StepPicture, width: int) -> list[str]:
 
 
 def _fill(cells: list[str], one: TimedPass, scale: float) -> None:
-    """Draw a pass: the last digit of its micro-batch's number, then what it is."""
+    """Draw a pass: the last digit of its micro-batch's number, then the fill of its kind."""
     first, end = round(one.start * scale), min(round(one.end * scale), len(cells))
     for place in range(first, end):
         cells[place] = _FILL[one.what.kind]
@@ -104,7 +104,7 @@ def _fill(cells: list[str], one: TimedPass, scale: float) -> None:
 
 
 def _describe(picture: StepPicture, shown: str) -> list[str]:
-    """The legend; shown: what is drawn of a step that is cut."""
+    """The legend; shown: which part is drawn, if not all of the step."""
     digit = "the last digit of its number" if picture.micro_batches > 10 else "its number"
     lines = [f"0░ forward and 0▓▓ backward pass of a micro-batch, with {digit}"]
     if shown:
@@ -142,7 +142,7 @@ def write_png(picture: StepPicture, path: Path) -> None:
 
 
 def _paint_pipeline(axes: Any, picture: StepPicture, first_row: int, end: float) -> None:
-    """The passes of one pipeline from a row on."""
+    """Draw the passes of one pipeline, from a row on."""
     for stage in range(len(picture.rows)):
         axes.barh(first_row + stage, end, height=0.86, color=_IDLE)
     for kind, colour in _COLOURS.items():
@@ -165,7 +165,7 @@ def _paint_pipeline(axes: Any, picture: StepPicture, first_row: int, end: float)
 
 
 def _label_axes(axes: Any, picture: StepPicture, copies: int, end: float) -> None:
-    """What the rows and the times are."""
+    """Label rows, times and title."""
     names = [
         f"pipeline {copy}, {row}" if copies > 1 else row
         for copy in range(copies)

@@ -1,7 +1,7 @@
-"""The results of a run in numbers, for scripts to read.
+"""The results of a run in numbers, for scripts.
 
-summary.json   what came out of the run
-average.json   what the average of its checkpoints scored, beside the newest of them
+summary.json   the result of the run
+average.json   the scores of the average of its checkpoints and of the newest one
 """
 
 from dataclasses import asdict, dataclass
@@ -20,7 +20,7 @@ _SUMMARY_FILE, AVERAGE_FILE = "summary.json", "average.json"
 
 
 class _NoOtherKeys:
-    """A part of summary.json; a key that is not known is an error."""
+    """A part of summary.json; an unknown key is an error."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -39,13 +39,13 @@ class InputNote(_NoOtherKeys):
 
     verdict: str
     images_per_second_available: float
-    images_per_second_needed: float  # by the model, if it never had to wait
-    stages: dict[str, float]  # on one core, each alone
+    images_per_second_needed: float  # by the model, if it never waited
+    stages: dict[str, float]  # images/s of each stage alone, on one core
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryNote(_NoOtherKeys):
-    """The most bytes a device had in use at once. None stands for what is not known."""
+    """The peak memory of a device in bytes; None if not known."""
 
     predicted: int | None  # of a training step
     measured: int | None  # of the process that finished the run; on a CPU, how much it grew
@@ -53,47 +53,47 @@ class MemoryNote(_NoOtherKeys):
 
 @dataclass(frozen=True, kw_only=True)
 class Numerics(_NoOtherKeys):
-    """What became of numbers that have 16 bits. None stands for what was not counted."""
+    """The effects of 16-bit numbers; None for values that were not counted."""
 
     updates_lost: float | None  # share of the weight updates that changed nothing
     gradients_zero: float | None  # share of the gradient values that are zero
     gradients_not_finite: int | None
-    skipped_steps: int  # whose gradients overflowed
-    loss_scales: tuple[tuple[int, float], ...]  # from which step on
+    skipped_steps: int  # because their gradients overflowed
+    loss_scales: tuple[tuple[int, float], ...]  # each with its first step
     lost_to_rounding: float | None = None  # share of the total change of the weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary(_NoOtherKeys):
-    """What came out of a run. None stands for what was not measured."""
+    """The result of a run; None for values that were not measured."""
 
     steps: int
     epochs: float
     images: int  # training images seen
     scored: int | None  # images of the newest evaluation
     top1: float | None
-    top5: float | None  # None too where the model knows five classes or fewer
+    top5: float | None  # also None if the model has five classes or fewer
     interval95: tuple[float, float] | None  # of top1
     images_per_second: float | None
     data_wait: float | None  # share of the time spent waiting for data, 0 to 1
     weights_sha256: str
     best: BestScore | None
     checkpoint: str | None  # relative to the run folder
-    bad_images: tuple[str, ...]  # each by name, with what is wrong with it
+    bad_images: tuple[str, ...]  # names, with what is wrong
     finished: bool
     input: InputNote | None = None
-    averaged_top1: float | None = None  # of the averaged weights, where there are any
+    averaged_top1: float | None = None  # of the averaged weights, if there are any
     numerics: Numerics | None = None
     memory: MemoryNote | None = None  # of rank 0
-    memory_by_stage: tuple[MemoryNote, ...] = ()  # where stages have devices of their own
+    memory_by_stage: tuple[MemoryNote, ...] = ()  # if stages have their own devices
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
-    """Write summary.json, whole or not at all."""
+    """Write summary.json atomically."""
     write_atomically(folder / _SUMMARY_FILE, to_json(asdict(summary)))
 
 
-_OLD_NAMES = {  # that earlier versions wrote
+_OLD_NAMES = {  # written by earlier versions
     "way_lost": "lost_to_rounding",
     "come": "images_per_second_available",
     "eaten": "images_per_second_needed",
@@ -101,7 +101,7 @@ _OLD_NAMES = {  # that earlier versions wrote
 
 
 def read_summary(folder: Path) -> Summary:
-    """The summary of a run; a CheckpointError where it is missing or not ours."""
+    """The summary of a run; CheckpointError if it is missing or damaged."""
     path = folder / _SUMMARY_FILE
     values = read_json_object(path)
     for name in ("input", "numerics"):
@@ -114,7 +114,7 @@ def read_summary(folder: Path) -> Summary:
 
 
 def _explain_damage(path: Path, errors: list[ErrorDetails]) -> CheckpointError:
-    """Which keys are missing or unknown, else the first value that is none of ours."""
+    """The error for missing or unknown keys, else for the first invalid value."""
     problems = []
     for verb, kind in (("lacks", "missing"), ("has unknown", "unexpected_keyword_argument")):
         places = [error["loc"][-1] for error in errors if error["type"] == kind]
@@ -131,7 +131,7 @@ def _explain_damage(path: Path, errors: list[ErrorDetails]) -> CheckpointError:
 
 @dataclass(frozen=True, kw_only=True)
 class AverageScore:
-    """What the average of checkpoints and the newest of them scored on the same images."""
+    """The scores of the average of checkpoints and of the newest one, on the same images."""
 
     account: dict[str, Any]  # what was averaged and how
     newest: ScoreRow
@@ -139,13 +139,13 @@ class AverageScore:
 
 
 def write_average_score(folder: Path, score: AverageScore) -> None:
-    """Write average.json, whole or not at all."""
+    """Write average.json atomically."""
     rows = {"newest": score_entry(score.newest), "average": score_entry(score.average)}
     write_atomically(folder / AVERAGE_FILE, to_json({"averaged": score.account, **rows}))
 
 
 def read_average_score(folder: Path) -> AverageScore | None:
-    """What the run's average scored; None where none was scored."""
+    """The scores in average.json; None if there is none."""
     path = folder / AVERAGE_FILE
     if not path.exists():
         return None

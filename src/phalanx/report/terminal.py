@@ -1,7 +1,7 @@
-"""What reaches a terminal, a pipe or a log: text without the characters that steer a terminal.
+"""Output to a terminal, a pipe or a log, without characters that control a terminal.
 
-Names of files and classes come from anywhere. While a command runs, standard output and standard
-error are an _OutputStream each, so that no print can forget to clean what it shows.
+Names of files and classes are not trusted. While a command runs, standard output and standard error
+are replaced by _OutputStreams, so that no print can forget to clean its text.
 """
 
 import io
@@ -28,24 +28,24 @@ __all__ = [
 
 
 class ReaderLeft(Exception):
-    """Whoever read standard output has enough of it."""
+    """The reader of standard output has closed it."""
 
 
 class _OutputStream:
-    """Standard output or standard error, cleaned; in all else it is the stream it is made of.
+    """Standard output or standard error with cleaned text; otherwise like the wrapped stream.
 
-    required: whether a write that fails is an error; without, the rest is dropped in silence.
+    required: whether a failed write is an error; if not, the rest is dropped silently.
     """
 
     def __init__(self, stream: TextIO, *, required: bool, cleans: bool = True) -> None:
         self.stream, self.required, self._cleans = stream, required, cleans
-        self.late_failure: DiskError | None = None  # told when the command is done
+        self.late_failure: DiskError | None = None  # raised at the end of the command
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text."""
+        """Write text; returns its length."""
         try:
             self.stream.write(clean(text) if self._cleans else text)
         except OSError as cause:
@@ -53,7 +53,7 @@ class _OutputStream:
         return len(text)
 
     def flush(self) -> None:
-        """Hand on what was written."""
+        """Flush the wrapped stream."""
         try:
             self.stream.flush()
         except OSError as cause:
@@ -72,9 +72,9 @@ class _OutputStream:
 
 
 def fail_later(stream: TextIO, cause: OSError, *, log: Path | None) -> None:
-    """Send the rest to nowhere, and end the command with an error once it is done.
+    """Discard all further output, and make the command fail at its end.
 
-    For what goes on whatever becomes of its output, and has a log of it; a reader who left is no
+    For work that continues without its output and has a log of it. A reader who left is not an
     error.
     """
     silence(raw_stream(stream))
@@ -87,32 +87,32 @@ def fail_later(stream: TextIO, cause: OSError, *, log: Path | None) -> None:
 
 
 def silence(stream: TextIO) -> None:
-    """Send the rest to nowhere: Python flushes once more at its end, which must not fail again."""
+    """Discard all further output: Python's last flush, at its exit, must not fail again."""
     with suppress(OSError, ValueError), open(os.devnull, "w") as nothing:
         os.dup2(nothing.fileno(), stream.fileno())
 
 
 def drawing_stream(stream: TextIO) -> TextIO:
-    """The same stream for text that is clean and drawn with control characters of our own."""
+    """The same stream for text that is already clean and contains our own control characters."""
     if isinstance(stream, _OutputStream):
         return cast(TextIO, _OutputStream(stream.stream, required=stream.required, cleans=False))
     return stream
 
 
 def raw_stream(stream: TextIO) -> TextIO:
-    """What lies beneath, for those who clean their text and look after failures themselves."""
+    """The wrapped stream, for callers that clean their text and handle failures themselves."""
     return stream.stream if isinstance(stream, _OutputStream) else stream
 
 
 def clean_redirected() -> None:
-    """Clean what a live display has redirected to itself; it puts back the streams from before."""
+    """Clean what a live display has redirected to itself; it restores the earlier streams."""
     sys.stdout = cast(TextIO, _OutputStream(sys.stdout, required=False))
     sys.stderr = cast(TextIO, _OutputStream(sys.stderr, required=False))
 
 
 @contextmanager
 def cleaned_output() -> Iterator[None]:
-    """A block in which all that is printed is clean, and printable in the terminal's encoding."""
+    """Context in which all output is cleaned, and printable in the terminal's encoding."""
     _reopen_closed()
     before = sys.stdout, sys.stderr
     with ExitStack() as stack:
@@ -129,16 +129,16 @@ def cleaned_output() -> Iterator[None]:
             if output.late_failure:
                 raise output.late_failure
         finally:
-            with suppress(ReaderLeft, DiskError):  # said before, or less than what is raised now
+            with suppress(ReaderLeft, DiskError):  # reported already, or less important
                 sys.stdout.flush()
             sys.stderr.flush()
             sys.stdout, sys.stderr = before
 
 
 def _reopen_closed() -> None:
-    """Give standard streams that were closed before we began to nowhere; output is required.
+    """Open standard streams that were closed at start as /dev/null; DiskError for output.
 
-    Otherwise the next file to be opened would get their number, and what is printed.
+    Otherwise the next file to be opened would get their descriptor, and what is printed.
     """
     is_closed = sys.stdout is None
     for number in range(3):

@@ -1,4 +1,4 @@
-"""The page about a set of images: what is wrong with it, with the pictures it is true of."""
+"""The page of `data verify`: what is wrong with a dataset, with pictures."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ from phalanx.report.html import EmbeddedImage, embed_image, render_html
 
 _SHOWN = {"images_shown": 24, "groups_shown": 24, "members_shown": 6, "classes_shown": 1000}
 
-# the pixels of a split's image by its number; None where it cannot be decoded
+# the pixels of a split's image by its number; None if it cannot be decoded
 _ReadPixels = Callable[[str, int], NDArray[np.uint8] | None]
 
 
@@ -31,7 +31,7 @@ def write_verify_page(path: Path, verdict: VerifyResult, read_pixels: _ReadPixel
 
 
 def render_page(verdict: VerifyResult, read_pixels: _ReadPixels) -> str:
-    """The whole page as HTML, pictures and all."""
+    """The whole page as HTML, including pictures."""
 
     def embed(image: ImageLocation) -> EmbeddedImage | None:
         pixels = read_pixels(image.split, image.number)

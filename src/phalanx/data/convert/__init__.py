@@ -1,1 +1,1 @@
-"""Data from one format into another."""
+"""Conversion of datasets from one format to another."""

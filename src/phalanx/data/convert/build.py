@@ -1,7 +1,7 @@
-"""Data from one format into another: on all cores, in index order, the same bytes every time.
+"""Converts a dataset to another format: on all cores, in index order, the same bytes every time.
 
-What is being built into a folder is recorded in .phalanx/build.json there, with the fingerprint of
-the source. The same command goes on where it stopped; another one is refused.
+What is being built in a folder is recorded in .phalanx/build.json there, with the fingerprint of
+the source. The same command continues where it stopped; another one is refused.
 """
 
 import json
@@ -54,16 +54,16 @@ _RECORD = "build.json"
 _RECORD_FORMAT = 2  # raise it when what is written for the same options changes
 _QUALITY, _SHRUNK_QUALITY = 95, 90
 _BAD_SHOWN = 5
-_IMAGES_MEASURED = 64  # of a split, to see how large its shards would become
+_IMAGES_MEASURED = 64  # of a split, to estimate the size of its shards
 _ANOTHER = "choose another --out, or remove this folder to start over"
 _AGAIN = "then run the same command again; it continues where it stopped"
 
-_BadImages = dict[int, str]  # what is wrong, by the number of the image
+_BadImages = dict[int, str]  # what is wrong, by number of the image
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """What is asked of a build."""
+    """The options of a build."""
 
     to: str
     short_side: int | None = None
@@ -107,16 +107,16 @@ class BuildOptions:
 
 @dataclass(kw_only=True)
 class _SplitResult:
-    """What a build has done to one split."""
+    """What a build has done for one split."""
 
     images: int
-    written: int = 0  # by this run; the others lay there already
-    encoded: int = 0  # of those, not copied byte for byte
+    written: int = 0  # by this command; the others were there already
+    encoded: int = 0  # of those, how many were not copied byte for byte
     bad: list[str] = field(default_factory=list)
 
 
 class _BadImagesFound(Exception):
-    """Images turned out to be bad after the writer was promised them."""
+    """Images turned out to be bad after they were announced to the writer."""
 
     def __init__(self, bad: _BadImages):
         super().__init__(len(bad))
@@ -133,14 +133,14 @@ def build(
     workers: int | None = None,
     on_progress: Progress = lambda *_: None,
 ) -> dict[str, _SplitResult]:
-    """Write the data in `src` to `out` in another format; what was done comes back by split."""
+    """Write the data in `src` to `out` in another format; returns what was done by split."""
     with out_errors(out, _AGAIN):
         _refuse_foreign(out)
     splits = find_source_splits(src, reading)
     pool = ProcessPool(choose_workers(splits, workers))
     with out_errors(out, _AGAIN), lock_output(out), pool:
         for folder in (out, out / PHALANX_FOLDER):
-            for leftover in folder.glob(".*.*.part"):  # of a write that was killed
+            for leftover in folder.glob(".*.*.part"):  # from a killed process
                 leftover.unlink()
         record = _open_record(out, splits, {**asdict(options), **_find_own_reading(reading)})
         running = _Build(splits, out, options, pool, record, max_bad, on_progress)
@@ -151,7 +151,7 @@ def build(
 
 
 def _refuse_foreign(out: Path) -> None:
-    """Raise DataError for a place where something lies that no build has put there."""
+    """Raise DataError if `out` contains anything that was not written by a build."""
     if not out.exists() or (out / PHALANX_FOLDER / _RECORD).is_file():
         return
     if not out.is_dir():
@@ -163,7 +163,7 @@ def _refuse_foreign(out: Path) -> None:
 
 
 def _find_own_reading(reading: Reading) -> dict[str, Any]:
-    """What is not read the usual way; records of before there were other ways lack it, too."""
+    """The options of reading that are not the default; older records have none of them."""
     usual, limits = asdict(DEFAULT_LIMITS), asdict(reading.limits)
     layout, val_split = reading.layout, reading.val_split
     options = {
@@ -178,7 +178,7 @@ def _find_own_reading(reading: Reading) -> dict[str, Any]:
 
 
 def _open_record(out: Path, splits: list[SourceSplit], options: dict[str, Any]) -> dict[str, Any]:
-    """The record of a build that broke off or is done, or a new one; another build is refused."""
+    """The record of this build, old or new; DataError if another build wrote to the folder."""
     path = out / PHALANX_FOLDER / _RECORD
     wanted = {
         "format": _RECORD_FORMAT,
@@ -199,7 +199,7 @@ def _open_record(out: Path, splits: list[SourceSplit], options: dict[str, Any]) 
 
 
 def _describe_difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """Why a build cannot go on with what another one began."""
+    """Why this build cannot continue the recorded one."""
     old, new = found.get("options", {}), wanted["options"]
     for name in {**new, **old}:
         if old.get(name) != new.get(name):
@@ -218,13 +218,13 @@ def _describe_option(flag: str, value: Any) -> str:
 
 
 def write_build_record(out: Path, record: dict[str, Any]) -> None:
-    """Keep what is being built; no times and no paths, so that it is the same every time."""
+    """Write build.json; without times and paths, so that it is the same every time."""
     text = json.dumps(record, indent=1, sort_keys=True)
     write_atomically(out / PHALANX_FOLDER / _RECORD, f"{text}\n")
 
 
 def lock_output(out: Path) -> AbstractContextManager[int]:
-    """A block during which no other build writes to the folder; it ends with the process."""
+    """Context in which no other build may write to the folder; the lock ends with the process."""
     (out / PHALANX_FOLDER).mkdir(parents=True, exist_ok=True)
     busy = f"{out}: another build is writing there; wait for it to finish"
     return file_lock(out / PHALANX_FOLDER, lambda: DataError(busy))
@@ -235,18 +235,18 @@ def lock_output(out: Path) -> AbstractContextManager[int]:
 
 @dataclass
 class _Build:
-    """A build that is under way."""
+    """A running build."""
 
     splits: list[SourceSplit]
     out: Path
     options: BuildOptions
     pool: ProcessPool
-    record: dict[str, Any]  # what build.json holds
+    record: dict[str, Any]  # the contents of build.json
     max_bad: str | None
     on_progress: Progress
 
     def build_split(self, split: SourceSplit) -> _SplitResult:
-        """Write one split; when images turn out to be bad, once more without them."""
+        """Write one split; if images turn out to be bad, write it again without them."""
         while True:
             bad = self._known_bad(split)
             self._refuse_bad(split, bad)
@@ -268,8 +268,8 @@ class _Build:
         return {int(number): why for number, why in self.record["bad"][split.name].items()}
 
     def _refuse_bad(self, split: SourceSplit, bad: _BadImages) -> None:
-        """Raise DataError when more images of a split are bad than is tolerated, or all of them."""
-        limit = max(LEAST_MAX_BAD, split.images // 100)  # as training has it
+        """Raise DataError if more images of a split are bad than is tolerated, or all of them."""
+        limit = max(LEAST_MAX_BAD, split.images // 100)  # as in training
         if self.max_bad is not None:
             limit = parse_share(self.max_bad, split.images)
         if len(bad) <= limit and len(bad) < split.images:
@@ -284,7 +284,7 @@ class _Build:
         )
 
     def _build_writer(self, split: SourceSplit) -> ShardWriter:
-        """The writer of a split, which is promised all images that are not known to be bad."""
+        """The writer of a split, for all images that are not known to be bad."""
         is_folder, shrinks = self.options.to == "folder", self.options.short_side is not None
         if is_folder:
             refuse_missing_classes(split, self._known_bad(split))
@@ -303,14 +303,14 @@ class _Build:
         )
 
     def _choose_shards(self, split: SourceSplit) -> int | None:
-        """How many shards a split gets: asked for, or by its size; None where there are none."""
+        """The number of shards of a split, by option or by size; None if the format has none."""
         options, writer = self.options, OUTPUT_FORMATS[self.options.to]
         if not writer.takes_shards:
             return None
         if options.shards is not None:
             return writer.split_shards(options.shards, split.name)
         known: dict[str, int] = self.record.setdefault("shards", {})
-        if split.name not in known:  # kept, since a build that goes on must find the same
+        if split.name not in known:  # stored, since a continued build must use the same number
             size = split.images * (self._estimate_bytes(split) + writer.image_overhead)
             if options.shard_mib is None:
                 known[split.name] = writer.count_shards(size, split.name)
@@ -320,9 +320,9 @@ class _Build:
         return known[split.name]
 
     def _estimate_bytes(self, split: SourceSplit) -> float:
-        """How large an image of a split is once it is converted, as a few of them tell."""
+        """The mean size of a converted image of a split, from a sample."""
         step = max(1, -(-split.images // _IMAGES_MEASURED))
-        if split.data in SEQUENTIAL_FORMATS:  # the last ones come after all others were read
+        if split.data in SEQUENTIAL_FORMATS:  # a spread sample would read almost everything
             step = 1
         numbers = range(0, split.images, step)[:_IMAGES_MEASURED]
         tasks = ((task, self.options.encoding) for task in make_tasks(split, numbers))
@@ -333,7 +333,7 @@ class _Build:
     def _convert_from(
         self, split: SourceSplit, result: _SplitResult, first: int
     ) -> Iterator[Sample]:
-        """The images from a number on; after the first bad one the others are only checked."""
+        """The converted images from `first` on; after a bad one the rest are only checked."""
         bad, found = self._known_bad(split), dict[int, str]()
         numbers = np.setdiff1d(np.arange(split.images), list(bad))[first:]
         tasks = ((task, self.options.encoding) for task in make_tasks(split, numbers))
@@ -354,7 +354,7 @@ class _Build:
 
 
 def _convert_task(work: tuple[ImageTask, EncodeOptions]) -> list[tuple[int, Sample | str, bool]]:
-    """Each image of a task: its number, the image or what is wrong with it, whether it changed."""
+    """For each image of a task: number, the sample or what is wrong, and whether it changed."""
     task, options = work
     converted: list[tuple[int, Sample | str, bool]] = []
     for place, number in enumerate(task.numbers):

@@ -1,7 +1,7 @@
-"""Writing an image folder: train/CLASS/FILE and val/CLASS/FILE, and boxes as ImageNet has them.
+"""Writes an image folder: train/CLASS/FILE and val/CLASS/FILE, and boxes in ImageNet's format.
 
-A split grows in a hidden folder and gets its name when it is finished. The record of a block of
-files is the table of their boxes.
+A split is written to a hidden folder, which is renamed when it is finished. The record of a block
+of files is the table of their boxes.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from phalanx.disk import sync_folder, write_atomically
 from phalanx.errors import DataError
 
 _NAMES = {"train": "train", "valid": "val"}
-_MAX_NAME_BYTES = 200  # where file systems take 255
+_MAX_NAME_BYTES = 200  # file systems accept 255
 
 
 class FolderWriter(ShardWriter):
@@ -44,24 +44,24 @@ class FolderWriter(ShardWriter):
         self.class_folders = name_class_folders(self.classes)
 
     def _boxes_path(self, split: str) -> Path:
-        """The boxes of one split, kept for the table of both."""
+        """The table of boxes of one split, from which that of both is made."""
         return self.out / PHALANX_FOLDER / f"boxes-{split}.csv"
 
     def is_finished(self) -> bool:
-        """Whether the folder has its name."""
+        """Whether the folder has its final name."""
         return self.folder.is_dir()
 
     def find_files(self) -> Iterable[Path]:
-        """The folder under either name, and its boxes."""
+        """The folder under either name, and the table of boxes."""
         return self.growing, self.folder, self._boxes_path(self.split)
 
     def start(self, whole_shards: int) -> None:
-        """Begin with an empty folder, or go on with the one that is there."""
+        """Start with an empty folder, or continue the existing one."""
         if not whole_shards:
             shutil.rmtree(self.growing, ignore_errors=True)
 
     def write_shard(self, file: BinaryIO, number: int, samples: Iterator[Sample]) -> None:
-        """The files of a block; its record is a table of boxes."""
+        """Write the files of a block; its record is a table of boxes."""
         for place, sample in enumerate(samples, self.bounds[number]):
             name = _choose_file_name(sample, place, numbered=self.number_files)
             folder = self.growing / self.class_folders[sample.label]
@@ -70,10 +70,10 @@ class FolderWriter(ShardWriter):
             if sample.box is not None:
                 line = ",".join([name, *(repr(float(side)) for side in sample.box)])
                 file.write(f"{line}\n".encode(errors="surrogateescape"))
-        os.sync()  # once for all files, before the record says that they are there
+        os.sync()  # once for all files, before the record says that they exist
 
     def finish(self) -> None:
-        """Give the dataset its table of boxes, and the split its name."""
+        """Write the table of boxes, and rename the folder of the split."""
         records = [self.shard_path(number) for number in range(self.num_shards)]
         own = b"".join(record.read_bytes() for record in records)
         write_atomically(self._boxes_path(self.split), own)
@@ -86,7 +86,7 @@ class FolderWriter(ShardWriter):
 
 
 def name_class_folders(classes: tuple[str, ...]) -> tuple[str, ...]:
-    """A folder name for each class; numbered where names alone would sort in another order."""
+    """A folder name for each class; with numbers if the names would sort in another order."""
     if all(map(_is_usable, classes)) and list(classes) == sorted(set(classes)):
         return classes
     digits = len(str(len(classes) - 1))
@@ -97,7 +97,7 @@ def name_class_folders(classes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _choose_file_name(sample: Sample, number: int, *, numbered: bool) -> str:
-    """What an image's file is called: as before, or by its number where that cannot be."""
+    """The name of an image's file: its own, or its number if that cannot be used."""
     name = PurePosixPath(sample.name).name
     if not _is_usable(name) or not name.lower().endswith(find_image_suffixes()):
         return f"{number:08}.{choose_suffix(sample.data)}"
@@ -105,7 +105,7 @@ def _choose_file_name(sample: Sample, number: int, *, numbered: bool) -> str:
 
 
 def _is_usable(name: str) -> bool:
-    """Whether a file or folder can be called that and is seen by the reader."""
+    """Whether a file or folder can have that name, and is not ignored when read."""
     length = len(name.encode(errors="surrogateescape"))
     return (
         0 < length <= _MAX_NAME_BYTES and not name.startswith(".") and not {"/", "\0"} & set(name)
@@ -115,9 +115,9 @@ def _is_usable(name: str) -> bool:
 def has_name_clash(split: SourceSplit, *, shrinks: bool) -> bool:
     """Whether two images of a class may get the same file name.
 
-    shrinks: images are encoded anew, as JPEG unless they are PNG.
+    shrinks: images are re-encoded, as JPEG unless they are PNG.
     """
-    if split.labels is None:  # ImageNet names each image once
+    if split.labels is None:  # names in ImageNet are unique
         return False
     seen = np.empty(split.images, "S16")
     for number in range(split.images):
@@ -132,7 +132,7 @@ def has_name_clash(split: SourceSplit, *, shrinks: bool) -> bool:
 
 
 def refuse_missing_classes(split: SourceSplit, bad: Collection[int]) -> None:
-    """Raise DataError when a training class has no images: in folders, others took its number."""
+    """Raise DataError if a training class has no images: folders would number classes anew."""
     if split.labels is None or split.name != "train":
         return
     counts = split.count_classes(bad)

@@ -1,8 +1,8 @@
-"""Writing packed files, see `formats.packed`: images first, then the index made of all blocks.
+"""Writes packed files, see `formats.packed`: images first, then the index from all blocks.
 
-A split grows as SPLIT.phx.part, block by block. The record of a block holds its rows of the index,
-and thus where the file ended when the block was on the disk: whatever comes after is cut off when
-writing goes on.
+A split is written to SPLIT.phx.part, block by block. The record of a block holds its rows of the
+index, and thus where the block ends in the file: anything after that is truncated when writing
+continues.
 """
 
 import json
@@ -24,7 +24,7 @@ from phalanx.data.pillow_image import read_image_header
 from phalanx.disk import sync_folder
 from phalanx.errors import DataError
 
-_COLUMNS = {  # of the index, as numbers are stored in it
+_COLUMNS = {  # of the index, with their dtypes
     "offsets": "<i8",
     "sizes": "<i8",
     "labels": "<i8",
@@ -58,7 +58,7 @@ class PackedWriter(ShardWriter):
         self.head = HEAD.pack(MAGIC, len(self.header)) + self.header
 
     def is_finished(self) -> bool:
-        """Whether the file has its name."""
+        """Whether the file has its final name."""
         return self.path.is_file()
 
     def find_files(self) -> Iterable[Path]:
@@ -66,7 +66,7 @@ class PackedWriter(ShardWriter):
         return self.part, self.path
 
     def count_whole_shards(self) -> int:
-        """The blocks that are recorded, if they are of this very file and it still holds them."""
+        """The number of recorded blocks; 0 if the file has another header or is too short."""
         whole = super().count_whole_shards()
         try:
             with self.part.open("rb") as file:
@@ -76,13 +76,13 @@ class PackedWriter(ShardWriter):
             return 0
 
     def start(self, whole_shards: int) -> None:
-        """Begin with the head, or go on with the file that is there."""
+        """Start with the header, or continue the existing file."""
         if not whole_shards:
             self.part.parent.mkdir(parents=True, exist_ok=True)
             self.part.write_bytes(self.head)
 
     def write_shard(self, file: BinaryIO, number: int, samples: Iterator[Sample]) -> None:
-        """Add the images of a block to the packed file; its record is their rows of the index."""
+        """Append the images of a block to the packed file; its record is their index rows."""
         names, rows, boxes = [], [], []
         with self._open_part(number) as images:
             for sample in samples:
@@ -104,14 +104,14 @@ class PackedWriter(ShardWriter):
         )
 
     def _open_part(self, number: int) -> BinaryIO:
-        """The growing file, cut off where a block begins, to be written on from there."""
+        """The partial file, truncated to the start of a block, to be continued there."""
         file = self.part.open("r+b")
         file.truncate(self._find_end(number))
         file.seek(0, os.SEEK_END)
         return file
 
     def _find_end(self, blocks: int) -> int:
-        """Where the file ends after so many blocks."""
+        """The size of the file after so many blocks."""
         if not blocks:
             return len(self.head)
         offset, size = self._read_block(blocks - 1)["rows"][-1, :2]
@@ -126,7 +126,7 @@ class PackedWriter(ShardWriter):
             raise DataError(f"{path}: is damaged; remove {self.out} and build again") from None
 
     def finish(self) -> None:
-        """Add the index, and give the file its name."""
+        """Append the index, and give the file its final name."""
         blocks = [self._read_block(number) for number in range(self.num_shards)]
         joined = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
         index = {
@@ -146,7 +146,7 @@ class PackedWriter(ShardWriter):
 
 
 def _write_index(file: BinaryIO, arrays: dict[str, NDArray[Any]], header_crc: int) -> None:
-    """The arrays, a directory of them, and the tail."""
+    """Write the arrays, a directory of them, and the tail."""
     file.write(bytes(-file.tell() % ALIGN))
     begin = file.tell()
     crc, directory = 0, {}

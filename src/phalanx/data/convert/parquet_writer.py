@@ -1,7 +1,7 @@
-"""Writing parquet files as Hugging Face's `datasets` does: a column of images and one of labels.
+"""Writes parquet files like Hugging Face's `datasets`: a column of images and one of labels.
 
-An image is a struct of its bytes and its path; the names of the classes lie in the metadata, where
-`datasets` and our own reader look for them. There is no column for boxes.
+An image is a struct of its bytes and its path; the class names are in the metadata, where
+`datasets` and our own reader expect them. There is no column for boxes.
 """
 
 import json
@@ -14,12 +14,12 @@ from phalanx.data.convert.writer import ShardWriter
 from phalanx.data.formats.parquet import import_pyarrow
 from phalanx.data.formats.shards import SHARD_PREFIX
 
-# A reader decodes a whole row group to get at one image, so groups are small.
+# A reader decodes a whole row group to get one image, so groups are small.
 _GROUP_IMAGES, _GROUP_BYTES = 100, 64 * 2**20
 
 
 class ParquetWriter(ShardWriter):
-    """Writes parquet shards, see `formats.parquet`: images stay as they are."""
+    """Writes parquet shards, see `formats.parquet`; images are not re-encoded."""
 
     only_jpeg = False
     takes_shards = True
@@ -30,7 +30,7 @@ class ParquetWriter(ShardWriter):
         self._arrow = import_pyarrow()
 
     def shard_path(self, number: int) -> Path:
-        """Where a shard appears when it is whole."""
+        """The path of a complete shard."""
         name = f"{SHARD_PREFIX[self.split]}-{number:05}-of-{self.num_shards:05}.parquet"
         return self.out / name
 
@@ -39,12 +39,12 @@ class ParquetWriter(ShardWriter):
         return self.out.glob(f"{SHARD_PREFIX[self.split]}-*-of-*.parquet")
 
     def start(self, whole_shards: int) -> None:
-        """Nothing: each shard names the classes itself."""
+        """Nothing to prepare: each shard contains the class names."""
 
     def write_shard(self, file: BinaryIO, number: int, samples: Iterator[Sample]) -> None:
-        """A row for each image, in small groups."""
+        """Write a row for each image, in small row groups."""
         schema = self._build_schema()
-        # JPEGs do not get smaller; statistics of whole images would only be long
+        # JPEGs cannot be compressed further; statistics of whole images would only be long
         options = {"compression": "none", "write_statistics": ["label"]}
         with self._arrow.parquet.ParquetWriter(file, schema, **options) as writer:
             for rows in _group(samples):
@@ -55,7 +55,7 @@ class ParquetWriter(ShardWriter):
                 writer.write_table(self._arrow.Table.from_pydict(columns, schema=schema))
 
     def _build_schema(self) -> Any:
-        """The two columns, with the metadata by which `datasets` knows what they are."""
+        """The two columns, with the metadata from which `datasets` knows their types."""
         arrow = self._arrow
         image = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
         names = [_to_utf8(name) for name in self.classes]
@@ -68,7 +68,7 @@ class ParquetWriter(ShardWriter):
 
 
 def _group(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
-    """The samples in groups of not too many images or bytes."""
+    """The samples in groups of limited numbers of images and bytes."""
     rows: list[Sample] = []
     size = 0
     for sample in samples:
@@ -82,5 +82,5 @@ def _group(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
 
 
 def _to_utf8(name: str) -> str:
-    """A name with question marks for bytes that are no UTF-8, which Arrow cannot hold."""
+    """A name with bytes that are not UTF-8 replaced, since Arrow cannot store them."""
     return name.encode(errors="surrogateescape").decode(errors="replace")

@@ -1,4 +1,4 @@
-"""One image on its way from one data format into another."""
+"""One image that is converted from one data format to another."""
 
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -11,7 +11,7 @@ from phalanx.data.formats.index import Box
 from phalanx.data.orientation import turn_box
 from phalanx.data.pillow_image import read_image_header
 
-_PLAIN_JPEG = ("RGB", "L")  # the modes every reader of a JPEG takes
+_PLAIN_JPEG = ("RGB", "L")  # the modes that every JPEG reader supports
 _FORMAT_OF_SUFFIX = {
     ".jpg": "JPEG",
     ".jpeg": "JPEG",
@@ -41,10 +41,10 @@ _SUFFIX_OF_FORMAT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """An image with its name, its class and the box around its object."""
+    """An image with its name, its class and its bounding box."""
 
     name: str
-    data: bytes  # an image file; RGB pixels where `shape` is given
+    data: bytes  # an image file, or RGB pixels if `shape` is given
     label: int
     box: Box | None = None
     shape: tuple[int, int] | None = None  # height and width of raw pixels
@@ -52,20 +52,20 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeOptions:
-    """How images are to be stored: as they are, unless something else is asked for."""
+    """How images are stored; by default unchanged."""
 
-    only_jpeg: bool = False  # RGB or grey JPEG, whatever they were
+    only_jpeg: bool = False  # as RGB or grey JPEG, whatever the source
     short_side: int | None = None
     quality: int = 95
-    raw: bool = False  # pixels
+    raw: bool = False  # as pixels
 
 
 def convert_sample(
     sample: Sample, options: EncodeOptions, *, max_pixels: int = MAX_PIXELS
 ) -> Sample:
-    """The image as it is asked for: the very same sample where nothing has to change.
+    """The image in the wanted encoding: the same object if nothing has to change.
 
-    Every image is decoded, if only to see that it can be: raises BadImage.
+    Every image is decoded, at least to check that it can be: raises BadImage.
     """
     image = EncodedImage(sample.data, sample.name, max_pixels=max_pixels)
     pixels = image.decode()
@@ -73,7 +73,7 @@ def convert_sample(
     scale = (options.short_side or min(height, width)) / min(height, width)
     if scale < 1:
         pixels = resize(pixels, round(height * scale), round(width * scale))
-    # pixels that are stored anew are upright, and no EXIF goes with them: so must be the box
+    # re-encoded pixels are upright and have no EXIF, so the box must be turned, too
     box = sample.box and turn_box(sample.box, image.orientation)
     if options.raw:
         shape = pixels.shape[0], pixels.shape[1]
@@ -90,17 +90,17 @@ def convert_sample(
 
 
 def name_as_jpeg(name: str) -> str:
-    """What an image is called once it is a JPEG."""
+    """The name of an image after it became a JPEG."""
     if find_promised_format(name) in ("", "JPEG"):
         return name
     return name[: -len(PurePosixPath(name).suffix)] + ".jpg"
 
 
 def choose_suffix(data: bytes) -> str:
-    """What the name of a file with this image ends in, without a dot; jpg where it is none."""
+    """The suffix for a file with this image, without a dot; jpg if the format is unknown."""
     return _SUFFIX_OF_FORMAT.get(read_image_header(data).format, "jpg")
 
 
 def find_promised_format(name: str) -> str:
-    """The image format that a file name promises; empty where it promises none."""
+    """The image format that a file name indicates; empty if it indicates none."""
     return _FORMAT_OF_SUFFIX.get(PurePosixPath(name).suffix.lower(), "")

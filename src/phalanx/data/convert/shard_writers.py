@@ -1,4 +1,4 @@
-"""Writing shards: tar files as WebDataset has them, and TFRecord files with ImageNet's keys."""
+"""Writes shards: tar files for WebDataset, and TFRecord files with ImageNet's keys."""
 
 import io
 import json
@@ -18,17 +18,17 @@ from phalanx.disk import write_atomically
 
 
 class TarWriter(ShardWriter):
-    """Writes tar shards, see `formats.webdataset`: images stay as they are.
+    """Writes tar shards, see `formats.webdataset`; images are not re-encoded.
 
-    Beside them classes.txt, and metadata.json with the number of images.
+    Also writes classes.txt, and metadata.json with the number of images.
     """
 
     only_jpeg = False
     takes_shards = True
-    image_overhead = 6 * 512 - 256  # three members, each with a head, filled up to 512 bytes
+    image_overhead = 6 * 512 - 256  # three members, each with a header, padded to 512 bytes
 
     def shard_path(self, number: int) -> Path:
-        """Where a shard appears when it is whole."""
+        """The path of a complete shard."""
         return self.out / f"{SHARD_PREFIX[self.split]}-{number:06}.tar"
 
     def find_files(self) -> Iterable[Path]:
@@ -36,14 +36,14 @@ class TarWriter(ShardWriter):
         return self.out.glob(f"{SHARD_PREFIX[self.split]}-*.tar")
 
     def start(self, whole_shards: int) -> None:
-        """Name the classes, and promise the images: readers refuse a set that has fewer."""
+        """Write class names and the number of images: readers refuse shards that have fewer."""
         write_class_names(self.out / CLASSES_FILE, self.classes)
         lengths = {f"{SHARD_PREFIX[split]}_length": count for split, count in self.lengths.items()}
         text = json.dumps(lengths, indent=2, sort_keys=True)
         write_atomically(self.out / METADATA, f"{text}\n")
 
     def write_shard(self, file: BinaryIO, number: int, samples: Iterator[Sample]) -> None:
-        """Three members for each image: itself, its class, and both with the name and the box."""
+        """Write three members for each image: the image, its class, and JSON with name and box."""
         with tarfile.open(fileobj=file, mode="w") as tar:
             for key, sample in enumerate(samples, self.bounds[number]):
                 facts = {"filename": sample.name, "label": sample.label}
@@ -65,26 +65,26 @@ class TFRecordWriter(ShardWriter):
 
     only_jpeg = True
     takes_shards = True
-    shard_mib = 48  # so that all of ImageNet comes out as its usual 1,024 and 128 shards
+    shard_mib = 48  # so that ImageNet gets its usual 1,024 and 128 shards
     image_overhead = 350
 
     def choose_bounds(self) -> list[int]:
-        """Shards as equal as can be, never more than images."""
+        """Shards of sizes as equal as possible, not more than images."""
         shards = max(1, min(self.shards or 1, self.count))
         return [self.count * number // shards for number in range(shards + 1)]
 
     @classmethod
     def split_shards(cls, asked: int, split: str) -> int:
-        """As many for training images; validation gets its usual share of that."""
+        """The number for training as requested; for validation an eighth, as in ImageNet."""
         return max(1, asked * SHARDS[split] // SHARDS["train"])
 
     @classmethod
     def count_shards(cls, size: float, split: str) -> int:
-        """Shards of the usual size, but no more than ImageNet has, which come out larger."""
+        """Shards of the usual size, but no more than ImageNet has; then they are larger."""
         return min(SHARDS[split], super().count_shards(size, split))
 
     def shard_path(self, number: int) -> Path:
-        """Where a shard appears when it is whole."""
+        """The path of a complete shard."""
         return self.out / f"{SHARD_PREFIX[self.split]}-{number:05}-of-{self.num_shards:05}"
 
     def find_files(self) -> Iterable[Path]:
@@ -92,11 +92,11 @@ class TFRecordWriter(ShardWriter):
         return self.out.glob(f"{SHARD_PREFIX[self.split]}-*-of-*")
 
     def start(self, whole_shards: int) -> None:
-        """Name the classes."""
+        """Write the class names."""
         write_class_names(self.out / LABELS_FILE, self.classes)
 
     def write_shard(self, file: BinaryIO, number: int, samples: Iterator[Sample]) -> None:
-        """One record for each image."""
+        """Write one record for each image."""
         for sample in samples:
             write_record(file, make_example(sample, self.classes[sample.label]))
 

@@ -1,7 +1,7 @@
-"""The splits of any dataset in a folder, read image by image, as encoded there, in index order.
+"""The splits of any dataset in a folder, read image by image, still encoded, in index order.
 
-Sources are opened by every process that reads them. ImageNet as it is handed out can only be read
-from its beginning: one process reads it and passes the images on.
+Each process that reads images opens the source itself. ImageNet as distributed can only be read
+sequentially: one process reads it and passes the images on.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -33,14 +33,14 @@ from phalanx.plan.machine import count_cores
 
 SPLITS = ("train", "valid")
 TASK_IMAGES = 16
-Progress = Callable[[str, int, int], object]  # is told the split, images done, and of how many
+Progress = Callable[[str, int, int], object]  # called with split, images done, and total
 _USUAL = LayoutOptions()
 _Numbers = Sequence[int] | NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSplit:
-    """One split of a dataset: where it lies and what is known of it before an image is read."""
+    """One split of a dataset: where it is, and what is known before any image is read."""
 
     name: str  # train or valid
     data: str
@@ -49,29 +49,29 @@ class SourceSplit:
     images: int
     classes: tuple[str, ...]
     fingerprint: dict[str, Any]
-    labels: NDArray[np.int64] | None  # None: known image by image
+    labels: NDArray[np.int64] | None  # None: known only when images are read
 
     @property
     def source(self) -> Source:
-        """The images, of a dataset that can be read in any order."""
+        """The images, for a dataset with random access."""
         return open_once(self.key)
 
     @property
     def key(self) -> "SplitKey":
-        """What the source is opened by, in any process."""
+        """The key that opens the source in any process."""
         return SplitKey(self.data, self.folder, self.name, self.reading)
 
     def count_classes(self, bad: Collection[int] = ()) -> NDArray[np.int64]:
-        """The images of each class, without bad ones and those of no known class."""
+        """The number of images of each class, without bad ones and those of unknown classes."""
         labels = np.delete(self.source.labels, list(bad))
         known = labels[(labels >= 0) & (labels < len(self.classes))]
         return np.bincount(known, minlength=len(self.classes))
 
 
 class Reading(NamedTuple):
-    """How a dataset is to be understood: its layout, a split that is set apart, and limits."""
+    """How a dataset is read: limits, layout, and a validation split to hold out."""
 
-    limits: ReadLimits = DEFAULT_LIMITS  # an image above them is bad
+    limits: ReadLimits = DEFAULT_LIMITS  # an image that exceeds them is bad
     layout: LayoutOptions = _USUAL
     val_split: ValSplit | None = None
 
@@ -80,7 +80,7 @@ AS_IT_LIES = Reading()
 
 
 class SplitKey(NamedTuple):
-    """All that it takes to open a split."""
+    """Everything needed to open a split."""
 
     data: str
     folder: Path
@@ -93,11 +93,11 @@ class ImageTask(NamedTuple):
 
     split: SplitKey
     numbers: Sequence[int]
-    samples: Sequence[Sample | str] | None  # what is wrong, in place of a bad one
+    samples: Sequence[Sample | str] | None  # for a bad image, what is wrong
 
 
 def find_source_splits(root: Path, reading: Reading = AS_IT_LIES) -> list[SourceSplit]:
-    """The splits of the one dataset in a folder; raises DataError for none or several."""
+    """The splits of the only dataset in a folder; raises DataError for none or several."""
     open_once.cache_clear()  # the files may have changed since they were last opened here
     found = detect_one(root, reading.layout)
     data, folder, val_split = found.data, found.folder, reading.val_split
@@ -115,7 +115,7 @@ def find_source_splits(root: Path, reading: Reading = AS_IT_LIES) -> list[Source
 
 
 def _describe_split(key: SplitKey) -> SourceSplit:
-    """What is known of a split once its index is open, or its headers are read."""
+    """What is known about a split from its index or its headers."""
     data, folder, name, reading = key
     labels = None
     if data in SEQUENTIAL_FORMATS:
@@ -145,7 +145,7 @@ def open_once(key: SplitKey) -> Source:
 
 
 def choose_workers(splits: Sequence[SourceSplit], workers: int | None) -> int:
-    """Processes to use: as asked, else one a core, and no more than there are tasks."""
+    """The number of processes: as given, else one per core, but not more than tasks."""
     images = sum(split.images for split in splits)
     return min(count_cores() if workers is None else workers, images // TASK_IMAGES)
 
@@ -164,9 +164,9 @@ def make_tasks(split: SourceSplit, numbers: _Numbers) -> Iterator[ImageTask]:
 
 
 def _read_sequential(split: SourceSplit, numbers: _Numbers) -> Iterator[Sample | str]:
-    """The images of these ascending numbers, as the source is read on from the first of them.
+    """The images of these ascending numbers, read sequentially from the first of them.
 
-    In place of a bad one comes what is wrong with it.
+    For a bad image, what is wrong with it.
     """
     labels = {name: label for label, name in enumerate(split.classes)}
     wanted = map(int, numbers)
@@ -189,7 +189,7 @@ def _read_sequential(split: SourceSplit, numbers: _Numbers) -> Iterator[Sample |
 
 
 def read_sample(source: Source, number: int) -> Sample:
-    """An image with all that is known of it; raises BadImage."""
+    """An image with its name, label and box; raises BadImage."""
     encoded = getattr(source, "encoded", None)
     box = getattr(source, "box", None)
     return Sample(

@@ -1,9 +1,9 @@
-"""How a split is written in any output format: shard after shard, each whole or absent.
+"""How a split is written in any output format: shard by shard, each complete or absent.
 
-A shard is a file that is written under a temporary name, synced and renamed. A build that broke
-off goes on with the first shard that is missing. Formats whose result is not made of shards (a
-folder of images, one packed file) write their images in blocks; their shards are small records of
-these blocks, kept in .phalanx/blocks-SPLIT/ until the split is finished.
+A shard is a file that is written under a temporary name, synced and renamed. An interrupted build
+continues with the first missing shard. Formats that do not consist of shards (a folder of images,
+one packed file) write their images in blocks; their shards are small records of these blocks,
+kept in .phalanx/blocks-SPLIT/ until the split is finished.
 """
 
 import math
@@ -21,26 +21,26 @@ from phalanx.data.formats.index import PHALANX_FOLDER
 from phalanx.disk import remove_quietly, sync_folder, write_atomically
 from phalanx.errors import DataError
 
-# Images of a block, in formats that have no shards. A build that broke off counts on it: who
-# changes it raises the format of build.json.
+# Images of a block, in formats without shards. An interrupted build depends on it: if you change
+# it, raise the format of build.json.
 BLOCK_IMAGES = 1024
 
 
 @dataclass(kw_only=True)
 class ShardWriter(ABC):
-    """Writes one split in one format; its state is what lies on the disk."""
+    """Writes one split in one format; all its state is on disk."""
 
-    only_jpeg: ClassVar[bool]  # False: images are stored in the format they come in
+    only_jpeg: ClassVar[bool]  # False: images keep their format
     takes_shards: ClassVar[bool] = False  # whether the number of shards can be chosen
-    shard_mib: ClassVar[int] = 128  # of a shard, unless told otherwise
-    image_overhead: ClassVar[int] = 0  # bytes that a shard holds of an image besides its file
+    shard_mib: ClassVar[int] = 128  # size of a shard by default
+    image_overhead: ClassVar[int] = 0  # bytes per image in a shard besides the image itself
 
     out: Path
     split: str
     count: int  # images
     classes: tuple[str, ...]
-    source: dict[str, Any] = field(default_factory=dict)  # the fingerprint of where they come from
-    lengths: dict[str, int] = field(default_factory=dict)  # images of every split
+    source: dict[str, Any] = field(default_factory=dict)  # the fingerprint of the source
+    lengths: dict[str, int] = field(default_factory=dict)  # number of images of every split
     shards: int | None = None  # how many; None: blocks of BLOCK_IMAGES
     short_side: int | None = None
     raw: bool = False
@@ -59,20 +59,20 @@ class ShardWriter(ABC):
 
     @classmethod
     def split_shards(cls, asked: int, split: str) -> int:
-        """How many shards a split gets where so many are asked for."""
+        """The number of shards of a split if `asked` are requested."""
         return asked
 
     @classmethod
     def count_shards(cls, size: float, split: str) -> int:
-        """How many shards a split of so many bytes gets where nobody asks."""
+        """The default number of shards of a split of `size` bytes."""
         return max(1, math.ceil(size / (cls.shard_mib * 2**20)))
 
     def shard_path(self, number: int) -> Path:
-        """Where a shard appears when it is whole."""
+        """The path of a complete shard."""
         return self.blocks / f"{number:06}"
 
     def count_whole_shards(self) -> int:
-        """How many shards need not be written again, from the first on."""
+        """The number of complete shards before the first missing one."""
         missing = (n for n in range(self.num_shards) if not self.shard_path(n).exists())
         return next(missing, self.num_shards)
 
@@ -82,22 +82,22 @@ class ShardWriter(ABC):
 
     @abstractmethod
     def start(self, whole_shards: int) -> None:
-        """Prepare the folder to go on after so many whole shards."""
+        """Prepare the folder for writing after so many complete shards."""
 
     @abstractmethod
     def write_shard(self, file: BinaryIO, number: int, samples: Iterator[Sample]) -> None:
-        """Write the samples of a shard; `file` gets its name when this returns."""
+        """Write the samples of a shard; `file` gets its final name afterwards."""
 
     def finish(self) -> None:
-        """Make the result of the whole shards; where they are it already, nothing is left."""
+        """Make the result from the complete shards; nothing to do if they are the result."""
         return
 
     @abstractmethod
     def find_files(self) -> Iterable[Path]:
-        """What lies there of this split, whole or not, besides the records of blocks."""
+        """The files of this split, complete or not, except the records of blocks."""
 
     def write(self, samples_from: Callable[[int], Iterator[Sample]]) -> None:
-        """Write what is missing; `samples_from` gives the samples from a number on."""
+        """Write what is missing; `samples_from` returns the samples from a number on."""
         if not self.is_finished():
             whole = self.count_whole_shards()
             if not whole:
@@ -111,12 +111,12 @@ class ShardWriter(ABC):
                 self.finish()
             except BaseException:
                 if not (self.is_finished() or self.count_whole_shards()):
-                    self.remove()  # what nobody can go on with
+                    self.remove()  # nothing that a later build could continue
                 raise
         self._remove_records()
 
     def _write_whole(self, number: int, samples: Iterator[Sample]) -> None:
-        """Write a shard that appears under its name when it is on the disk."""
+        """Write a shard, which gets its name once it is on disk."""
         path = self.shard_path(number)
         part = path.with_name(f"{path.name}.part")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ class ShardWriter(ABC):
         sync_folder(path.parent)
 
     def remove(self) -> None:
-        """Remove all that was written of the split."""
+        """Remove everything that was written of the split."""
         self._remove_records()
         for path in self.find_files():
             if path.is_dir():
@@ -146,11 +146,11 @@ class ShardWriter(ABC):
     def _remove_records(self) -> None:
         shutil.rmtree(self.blocks, ignore_errors=True)
         for path in self.blocks.parent.glob(f"*-{self.split}.json*"):
-            path.unlink()  # notes of a build that an older release left half done
+            path.unlink()  # records of an unfinished build by an older release
 
 
 def _check_count(samples: Iterator[Sample], count: int, out: Path) -> Iterator[Sample]:
-    """The same samples; raises DataError when they are not as many as was promised."""
+    """The same samples; raises DataError if there are not exactly `count`."""
     given = 0
     for given, sample in enumerate(samples, 1):
         if given > count:
@@ -165,7 +165,7 @@ def _check_count(samples: Iterator[Sample], count: int, out: Path) -> Iterator[S
 
 
 def write_class_names(path: Path, classes: tuple[str, ...]) -> None:
-    """A file with one class name a line."""
+    """Write a file with one class name per line."""
     unusable = [name for name in classes if "\n" in name or not name.strip()]
     if unusable:
         raise DataError(f"{path}: {unusable[0]!r} cannot be a line of this file; rename the class")

@@ -1,1 +1,1 @@
-"""Where images lie: one file a format, the index they share, and how a folder's format is told."""
+"""The formats of datasets, one per file; their common index; recognising a folder's format."""

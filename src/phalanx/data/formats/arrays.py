@@ -1,4 +1,4 @@
-"""Images held in memory: those that come with Phalanx, random ones, and what array files share."""
+"""Images in memory: those that come with Phalanx, random ones, and what array formats share."""
 
 import gzip
 import hashlib
@@ -25,24 +25,24 @@ EMBEDDED_SHA256 = {
     "valid": "8ecb0ea2863a77349efc909573268c191fe211c1d03d299002471c30828eeb91",
 }
 _MD5_BLOCK = 1 << 20
-_SHIFTS = 1 << 16  # so many different images are cut from one block of random bytes
+_SHIFTS = 1 << 16  # how many different images are cut from one block of random bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArraySource:
-    """Random access to images that lie in one array, grey [N, H, W] or colour [N, H, W, 3]."""
+    """Random access to images in one array, grey [N, H, W] or colour [N, H, W, 3]."""
 
     pixels: NDArray[np.uint8]
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
-    files: tuple[str, ...]  # equally long, one after the other
+    files: tuple[str, ...]  # the files of the images in order, each with as many images
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @cached_property
     def rgb(self) -> NDArray[np.uint8]:
-        """All images with three channels, in one piece: a batch copies rows out of it."""
+        """All images with three channels, contiguous: a batch copies rows from it."""
         if self.pixels.ndim == 4:
             return self.pixels
         rows = self.pixels.reshape(-1, self.pixels.shape[-1])
@@ -53,7 +53,7 @@ class ArraySource:
         return self.rgb[index]
 
     def name(self, index: int) -> str:
-        """The file the image came from and its place there."""
+        """The file that the image came from, and its number in it."""
         file, number = divmod(int(index), len(self) // len(self.files))
         return f"{self.files[file]}[{number}]"
 
@@ -87,7 +87,7 @@ def open_embedded(split: str) -> ArraySource:
 def build_array_source(
     data: str, pixels: NDArray[np.uint8], labels: NDArray[np.uint8], *, files: tuple[str, ...]
 ) -> ArraySource:
-    """A source of a catalogued dataset, whose labels must be among its classes."""
+    """A source of a dataset in the catalog; DataError if a label is not among its classes."""
     classes = DATASETS[data].classes or ()
     if labels.size and int(labels.max()) >= len(classes):
         raise DataError(
@@ -98,7 +98,7 @@ def build_array_source(
 
 
 def read_archive(path: Path, names: Sequence[str], *, hint: str) -> list[bytes]:
-    """The files of a tar archive whose paths end in these names; nothing is unpacked."""
+    """The contents of the files in a tar archive whose paths end in these names."""
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r|*") as archive:
@@ -115,7 +115,7 @@ def read_archive(path: Path, names: Sequence[str], *, hint: str) -> list[bytes]:
 
 
 def compute_md5(path: Path, *, gunzip: bool = False) -> str:
-    """The md5 of a file, or of what a gzipped one holds; empty where no readable file is."""
+    """The md5 of a file, or of a gzipped file's contents; empty if it cannot be read."""
     digest = hashlib.md5(usedforsecurity=False)
     try:
         with open_data_file(path) as stored:
@@ -127,12 +127,12 @@ def compute_md5(path: Path, *, gunzip: bool = False) -> str:
     return digest.hexdigest()
 
 
-# --- random images: everything a run does but the disk ---
+# --- random images, to run everything but the disk ---
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedSpec:
-    """How many random images, how large, and from which seed."""
+    """Number, size and seed of random images."""
 
     images: int
     image_size: int
@@ -140,7 +140,7 @@ class GeneratedSpec:
 
 
 class _GeneratedSource:
-    """Random access to random images: each is a window into one block of hashed bytes."""
+    """Random access to random images: each is a window into one block of random bytes."""
 
     def __init__(self, spec: GeneratedSpec):
         self.spec = spec
@@ -164,11 +164,11 @@ class _GeneratedSource:
         return self.block[start : start + size * size * 3].reshape(size, size, 3)
 
     def name(self, index: int) -> str:
-        """The image's number, there being no file."""
+        """The image's number, as there is no file."""
         return f"generated[{index}]"
 
     def fingerprint(self) -> dict[str, Any]:
-        """What the images are made from."""
+        """Counts, and what determines the pixels."""
         return {
             "images": len(self),
             "classes": len(self.classes),
@@ -177,7 +177,7 @@ class _GeneratedSource:
 
 
 def open_generated(spec: GeneratedSpec | None) -> _GeneratedSource:
-    """The random images that `spec` asks for."""
+    """The random images of a spec."""
     if spec is None or spec.images < 1:
         raise ConfigError("--data generated needs a number of images above zero")
     return _GeneratedSource(spec)

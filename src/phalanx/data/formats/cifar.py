@@ -1,6 +1,6 @@
-"""CIFAR's binary files: label bytes, then 32x32 red, green and blue, image after image.
+"""CIFAR's binary files: for each image label bytes, then 32x32 red, green and blue.
 
-They are read from their folder, or straight from the archive they are published in.
+They are read from their folder, or directly from the archive they are published in.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ _PIXEL_BYTES = 3 * 32 * 32
 
 @dataclass(frozen=True, kw_only=True)
 class _CifarLayout:
-    """How one of the two sets lies on the disk."""
+    """The files of one of the two datasets."""
 
     title: str
     files: dict[str, tuple[str, ...]]  # by split
-    folder: str  # in the archive, and where it was unpacked
+    folder: str  # in the archive, and of the unpacked files
     archive: str
-    archive_md5: str  # as published with the archive, on the page of the set
-    label_bytes: int  # CIFAR-100 has the coarse label first; the last one is what counts
+    archive_md5: str  # as published on the web page of the dataset
+    label_bytes: int  # CIFAR-100 has the coarse label first; the last label is used
 
     @property
     def record_bytes(self) -> int:
@@ -58,7 +58,7 @@ CIFAR_LAYOUTS = {
 
 
 def open_cifar(data: str, folder: Path, split: str) -> ArraySource:
-    """One split of either set; of CIFAR-100 with its hundred fine labels."""
+    """One split of CIFAR-10, or of CIFAR-100 with its fine labels."""
     layout = CIFAR_LAYOUTS[data]
     names = layout.files[split]
     location = _find_files(layout, folder, names[0])
@@ -87,7 +87,7 @@ def _read_file(path: Path) -> bytes:
 
 
 def has_cifar_files(root: Path, data: str) -> bool:
-    """Whether one of the sets lies here, as files or as the archive."""
+    """Whether the dataset is in this folder, as files or as the archive."""
     layout = CIFAR_LAYOUTS[data]
     if (root / layout.archive).is_file():
         return True
@@ -97,7 +97,7 @@ def has_cifar_files(root: Path, data: str) -> bool:
 
 
 def _find_files(layout: _CifarLayout, folder: Path, first: str) -> Path:
-    """The folder that holds a split's files; or else the archive."""
+    """The folder with a split's files, else the archive; DataError if there is neither."""
     for candidate in (folder, folder / layout.folder):
         if (candidate / first).is_file():
             return candidate
@@ -111,7 +111,7 @@ def _find_files(layout: _CifarLayout, folder: Path, first: str) -> Path:
 
 
 def _to_records(layout: _CifarLayout, path: Path, data: bytes) -> NDArray[np.uint8]:
-    """The records of one file, [N, bytes of one]."""
+    """The records of one file, [N, record_bytes]."""
     if not data or len(data) % layout.record_bytes:
         raise DataError(
             f"{path}: {len(data):,} bytes is not a multiple of the {layout.record_bytes}-byte "

@@ -1,4 +1,4 @@
-"""Bytes of an image file to pixels, and pixels to another size."""
+"""Decoding image files to pixels, and resizing pixels."""
 
 import math
 import struct
@@ -30,7 +30,7 @@ from phalanx.data.pillow_image import (
 
 try:
     import simplejpeg
-except ImportError:  # Pillow stands in, with the same pixels at half the speed
+except ImportError:  # Pillow is used instead: the same pixels at half the speed
     simplejpeg = None
 
 Pixels = NDArray[np.uint8]  # [height, width, 3], RGB
@@ -38,21 +38,21 @@ Crop = tuple[int, int, int, int]  # top, left, height, width
 
 _DECODE_MARGIN = 1.5
 JPEG_START = b"\xff\xd8"
-_JPEG_SEQUENTIAL_FRAMES = (0xC0, 0xC1)  # of rows that come one after the other, top to bottom
+_JPEG_SEQUENTIAL_FRAMES = (0xC0, 0xC1)  # whose rows are stored in order, top to bottom
 _JPEG_SCAN = 0xDA
-_JPEG_CHANNELS = (1, 3)  # grey, or colours; the four of print go by way of Pillow
+_JPEG_CHANNELS = (1, 3)  # grey or colour; CMYK is left to Pillow
 _FRAME_SHAPE = struct.Struct(">HH")  # height and width, in a frame
-_JPEG_NOTES = frozenset({0xC4, 0xDB, 0xFE, *range(0xE0, 0xF0)})  # tables, comments, cameras' notes
-_EARLY_END = "extraneous bytes before marker 0xd9"  # libjpeg, of rows below those it was asked for
-_MOST_SMOOTHED = 2.0  # times smaller; three pixels tell too little of a wider triangle
-_MIN_WIDTH = 8  # below it, a width does not tell by how many eighths it was scaled
-_EXTRA_ROWS = 4  # colours of small planes are blended with the rows below
+_JPEG_NOTES = frozenset({0xC4, 0xDB, 0xFE, *range(0xE0, 0xF0)})  # tables, comments, metadata
+_EARLY_END = "extraneous bytes before marker 0xd9"  # libjpeg's message about the rows left out
+_MOST_SMOOTHED = 2.0  # times smaller; three weights cannot represent a wider triangle
+_MIN_WIDTH = 8  # below it, the scale in eighths cannot be told from the width
+_EXTRA_ROWS = 4  # subsampled colours are blended with the rows below
 
-cv2.setNumThreads(0)  # one image, one thread: workers share the cores, and results do not vary
+cv2.setNumThreads(0)  # workers share the cores already, and results do not vary with threads
 
 
 class BadImage(Exception):
-    """An image that cannot be read; says which and why."""
+    """An image that cannot be read: its name and why."""
 
     def __init__(self, name: str, why: str):
         super().__init__(f"{name}: {why}")
@@ -69,11 +69,11 @@ def decode(
     max_pixels: int = MAX_PIXELS,
     upright: bool = True,
 ) -> Pixels:
-    """The image as RGB, turned as its EXIF says unless that is not wanted; raises BadImage.
+    """The image as RGB, if `upright` turned as its EXIF says; raises BadImage.
 
-    min_shape: height and width that are enough, as stored. A JPEG is then decoded at a half, a
-    quarter or an eighth of its size where that is no smaller: most of the work is saved. shape:
-    its own height and width, where they are known and were found to be no bomb's.
+    min_shape: height and width, as stored, that are enough. A JPEG is then decoded at a half, a
+    quarter or an eighth of its size if that is not smaller, which saves most of the work. shape:
+    its height and width, if they were already read and compared with max_pixels.
     """
     if simplejpeg is not None and data.startswith(JPEG_START):
         if shape is None:
@@ -91,10 +91,10 @@ def decode(
 
 
 def decode_top(data: bytes, rows: int, min_shape: tuple[int, int] | None = None) -> Pixels | None:
-    """As `decode`, to the same pixels, but what lies below so many rows of the file is left out.
+    """Like `decode`, with the same pixels, but only the first `rows` rows are decoded.
 
-    Those rows of the result hold anything. None where a JPEG cannot be left early, and where
-    there is any doubt about it: `decode` then finds out what is wrong.
+    Other rows of the result are undefined. None if decoding cannot stop early, or if anything is
+    suspicious: `decode` must be called then, which also finds out what is wrong.
     """
     if simplejpeg is None or (field := find_height_field(data)) is None:
         return None
@@ -106,7 +106,7 @@ def decode_top(data: bytes, rows: int, min_shape: tuple[int, int] | None = None)
         if enough >= full_height or full_width < _MIN_WIDTH:
             return None
         shortened = bytearray(data)
-        shortened[field : field + 2] = enough.to_bytes(2)  # no decoder reads on below its height
+        shortened[field : field + 2] = enough.to_bytes(2)  # decoders stop at the stated height
         size = {"min_height": 1, "min_width": width, "min_factor": factor}
         if simplejpeg.decode_jpeg_header(shortened, **size)[1] == width:
             pixels = np.empty((height, width, 3), np.uint8)
@@ -115,16 +115,16 @@ def decode_top(data: bytes, rows: int, min_shape: tuple[int, int] | None = None)
 
 
 def _decode_into(pixels: Pixels, data: bytearray, size: dict[str, int]) -> bool:
-    """Fill the first rows with a JPEG; whether nothing but its early end was wrong."""
+    """Decode a JPEG into the first rows; whether nothing but its early end was wrong."""
     try:
         simplejpeg.decode_jpeg(data, buffer=pixels, **size)
-    except ValueError as complaint:  # the first of all, raised when the pixels are there
+    except ValueError as complaint:  # libjpeg's first warning, raised after decoding
         return str(complaint).endswith(_EARLY_END)
     return True
 
 
 def find_height_field(data: bytes) -> int | None:
-    """Where a JPEG holds its height, if all its colours come together, row after row, unbroken."""
+    """The offset of a JPEG's height, if it is one sequential scan without restarts, else None."""
     frame, marker = None, len(JPEG_START)
     while data.startswith(b"\xff", marker) and marker + 10 < len(data):
         kind, length = data[marker + 1], int.from_bytes(data[marker + 2 : marker + 4])
@@ -133,26 +133,26 @@ def find_height_field(data: bytes) -> int | None:
             return frame if together else None
         if kind in _JPEG_SEQUENTIAL_FRAMES:
             frame = marker + 5
-        elif kind not in _JPEG_NOTES:  # several passes, or restarts, whose marks end nothing
+        elif kind not in _JPEG_NOTES:  # progressive, or with restart markers
             return None
         marker += 2 + length
     return None
 
 
 def read_image_shape(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Height and width as stored, from the first bytes alone; raises BadImage, also for a bomb."""
+    """Height and width as stored, from the header; BadImage also if it has too many pixels."""
     return _read_layout(data, name, max_pixels).shape
 
 
 class _ImageLayout(NamedTuple):
-    """How an image lies in its file."""
+    """How an image is stored in its file."""
 
     shape: tuple[int, int]  # height and width, before it is turned
-    orientation: int  # that it is still to be turned by
+    orientation: int  # by which it is still to be turned
 
 
 def _read_layout(data: bytes, name: str, max_pixels: int) -> _ImageLayout:
-    """Shape and orientation from the first bytes alone; raises BadImage, also for a bomb."""
+    """Shape and orientation from the header; BadImage also if it has too many pixels."""
     layout = None
     if simplejpeg is not None and data.startswith(JPEG_START):
         with suppress(ValueError):
@@ -167,7 +167,7 @@ def _read_layout(data: bytes, name: str, max_pixels: int) -> _ImageLayout:
 
 
 def _refuse_bomb(shape: tuple[int, int], name: str, max_pixels: int) -> None:
-    """Raise BadImage for a few bytes that would fill the memory once they are decoded."""
+    """Raise BadImage for a decompression bomb: an image of more than max_pixels."""
     height, width = shape
     if height * width > max_pixels:
         raise BadImage(name, f"{width}x{height} pixels, over the {max_pixels:,} of --max-pixels")
@@ -175,7 +175,7 @@ def _refuse_bomb(shape: tuple[int, int], name: str, max_pixels: int) -> None:
 
 @contextmanager
 def _open_pillow(data: bytes, name: str) -> Iterator[Pillow.Image]:
-    """The image as Pillow opens it; what goes wrong with it is a BadImage."""
+    """Context with the image opened by Pillow, whose errors become BadImage."""
     if not data:
         raise BadImage(name, "the file is empty")
     try:
@@ -188,9 +188,9 @@ def _open_pillow(data: bytes, name: str) -> Iterator[Pillow.Image]:
 
 
 class EncodedImage:
-    """An image file in memory: its size is known at once, it is decoded when asked to be.
+    """An image file in memory: its height and width are known, pixels are decoded on demand.
 
-    upright: whether it is turned as its EXIF says; height and width are of what comes out.
+    upright: whether it is turned as its EXIF says; height and width are those after turning.
     """
 
     def __init__(
@@ -202,9 +202,9 @@ class EncodedImage:
         self.height, self.width = turn_shape(shape, self.orientation)
 
     def decode(self, scale: float = 1.0) -> Pixels:
-        """The whole image, at no less than that scale of its size, and some to spare.
+        """The whole image, at least 1.5 times as large as that scale of its size.
 
-        The spare half keeps the result within five 255ths of a resize of the whole image.
+        The margin keeps the result within 5/255 of a resize of the fully decoded image.
         """
         pixels = decode(
             self.data,
@@ -217,13 +217,13 @@ class EncodedImage:
         return turn_pixels(pixels, self.orientation)
 
     def decode_crop(self, crop: Crop, scale: float) -> Pixels:
-        """As `decode`, but what lies outside of a crop of the full size may hold anything."""
+        """Like `decode`, but pixels outside of the crop, given at full size, are undefined."""
         rows = count_stored_rows(crop, (self.height, self.width), self.orientation)
         pixels = decode_top(self.data, rows, self._min_shape(scale))
         return self.decode(scale) if pixels is None else turn_pixels(pixels, self.orientation)
 
     def _min_shape(self, scale: float) -> tuple[int, int] | None:
-        """Height and width as stored, enough for that scale; None where the full size is needed."""
+        """Height and width, as stored, that suffice for a scale; None if it needs the full size."""
         scale *= _DECODE_MARGIN
         shape = math.ceil(self.height * scale), math.ceil(self.width * scale)
         return turn_shape(shape, self.orientation) if scale <= 0.5 else None
@@ -233,24 +233,24 @@ Image = Pixels | EncodedImage
 
 
 def image_shape(image: Image) -> tuple[int, int]:
-    """Height and width, decoded or not."""
+    """Height and width of a decoded or encoded image."""
     if isinstance(image, EncodedImage):
         return image.height, image.width
     return image.shape[0], image.shape[1]
 
 
 def decode_image(image: Image, *, scale: float = 1.0) -> Pixels:
-    """The whole image, at no less than that scale of its size."""
+    """The pixels of the whole image, at no less than that scale of its size."""
     return image.decode(scale) if isinstance(image, EncodedImage) else image
 
 
 def decode_image_crop(image: Image, crop: Crop, *, scale: float) -> Pixels:
-    """As `decode_image`, but what lies outside of a crop of the full size may hold anything."""
+    """Like `decode_image`, but pixels outside of the crop are undefined."""
     return image.decode_crop(crop, scale) if isinstance(image, EncodedImage) else image
 
 
 def resize(image: Pixels, height: int, width: int) -> Pixels:
-    """The image at another size: averaged where it shrinks, interpolated where it grows."""
+    """The image at another size: area-averaged where it shrinks, interpolated where it grows."""
     old_height, old_width = image.shape[:2]
     if (old_height, old_width) == (height, width):
         return image
@@ -263,10 +263,10 @@ def resize(image: Pixels, height: int, width: int) -> Pixels:
 
 
 def resize_crop(image: Pixels, height: int, width: int) -> Pixels:
-    """As `resize`, in a third of the time where the image shrinks to no less than its half.
+    """Like `resize`, but in a third of the time if the image shrinks by a factor of at most two.
 
-    It is smoothed, then interpolated: together that weighs pixels by nearly the triangle that
-    Pillow's bilinear filter weighs them by, to which the result is as close as an average is.
+    It is smoothed, then interpolated: the combined weights are nearly the triangle of Pillow's
+    bilinear filter, and the result is as close to Pillow's as an area average is.
     """
     factors = image.shape[0] / height, image.shape[1] / width
     if not 1 < max(factors) <= _MOST_SMOOTHED:
@@ -277,9 +277,9 @@ def resize_crop(image: Pixels, height: int, width: int) -> Pixels:
 
 
 def _smoothing_kernel(factor: float) -> NDArray[np.float32]:
-    """Three weights that widen an interpolation's triangle to one of `factor` pixels either side.
+    """Three weights that widen an interpolation's triangle to `factor` pixels on each side.
 
-    By its variance: that of a triangle is a sixth of its half-width squared.
+    They match its variance: that of a triangle is a sixth of its squared half-width.
     """
     side = max(factor**2 - 1, 0) / 12
     return np.array([side, 1 - 2 * side, side], np.float32)
@@ -291,13 +291,13 @@ def _interpolate(image: Pixels, shape: tuple[int, int], method: int) -> Pixels:
 
 
 def mirror(image: Pixels) -> Pixels:
-    """The image with left and right exchanged."""
+    """The image with left and right swapped."""
     flipped: Pixels = cv2.flip(image, 1)  # type: ignore[assignment]
     return flipped
 
 
 def reflect_edges(image: Pixels, width: int) -> Pixels:
-    """The image with a border of that width: its own pixels, reflected at its outermost ones."""
+    """The image with a border of that width, of pixels reflected at the outermost ones."""
     sides = (width,) * 4
     return cv2.copyMakeBorder(image, *sides, cv2.BORDER_REFLECT_101).astype(np.uint8, copy=False)
 
@@ -308,7 +308,7 @@ def grey_to_rgb(grey: NDArray[np.uint8]) -> Pixels:
 
 
 def encode_png(image: Pixels) -> bytes:
-    """RGB pixels without loss."""
+    """RGB pixels as a PNG file."""
     _, data = cv2.imencode(".png", cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
     return data.tobytes()
 
@@ -316,7 +316,7 @@ def encode_png(image: Pixels) -> bytes:
 def pillow_to_pixels(
     image: Pillow.Image, name: str, *, max_pixels: int = MAX_PIXELS, upright: bool = True
 ) -> Pixels:
-    """The pixels of an image that Pillow has opened, of any mode; raises BadImage."""
+    """The RGB pixels of a Pillow image of any mode; raises BadImage."""
     _refuse_bomb((image.height, image.width), name, max_pixels)
     if not image.height * image.width:
         raise BadImage(name, "has no pixels")

@@ -1,4 +1,4 @@
-"""Which dataset lies in a folder, told by what its files and folders are called."""
+"""Recognises the dataset in a folder, mostly by the names of its files and folders."""
 
 import os
 from collections import Counter
@@ -16,27 +16,27 @@ from phalanx.data.layouts.split_folders import find_split_folders
 from phalanx.errors import ConfigError, DataError
 
 _MAX_DEPTH = 3
-# beside these, more datasets may lie in folders below; a tree of images is not descended into
+# folders below these may hold more datasets; folders of images are not searched
 _SEARCHED_BELOW = {"packed", "cifar10", "cifar100", "mnist", "fashion-mnist"}
 _IMAGENET_FORMS = (*FOLDER_FORMS, "tfrecord", "tar", "parquet", "packed")
 _USUAL = LayoutOptions()
-_TABLES = (".csv", ".tsv", ".jsonl")  # that may hold labels
+_TABLES = (".csv", ".tsv", ".jsonl")  # may hold labels
 _MEND_RIGHTS = "check its permissions"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectedDataset:
-    """A dataset that lies in a folder."""
+    """A dataset that was found in a folder."""
 
     data: str
     folder: Path
-    files: str  # what lies there
+    files: str  # a description of its files
 
 
 def detect_datasets(root: Path, layout: LayoutOptions = _USUAL) -> list[DetectedDataset]:
     """Every dataset in a folder and up to three levels below it, the nearest first.
 
-    Where the layout says how images get their classes, it is one folder of images.
+    If the layout says how images get their classes, the folder is one dataset of images.
     """
     refuse_no_folder(root, "give the folder that holds the data")
     if not os.access(root, os.R_OK | os.X_OK):
@@ -55,7 +55,7 @@ def detect_datasets(root: Path, layout: LayoutOptions = _USUAL) -> list[Detected
 
 
 def _descend(folder: Path) -> Path:
-    """The folder with the images, where each on the way there holds nothing but the next."""
+    """The folder with the images, below folders that contain only the next one."""
     with read_errors(folder, _MEND_RIGHTS):
         for _ in range(_MAX_DEPTH):
             inner = list_folders(folder)
@@ -67,7 +67,7 @@ def _descend(folder: Path) -> Path:
 
 
 def detect_one(root: Path, layout: LayoutOptions = _USUAL) -> DetectedDataset:
-    """The one dataset in a folder; raises DataError for none or several."""
+    """The only dataset in a folder; raises DataError for none or several."""
     found = detect_datasets(root, layout)
     if not found:
         raise DataError(describe_nothing(root))
@@ -79,10 +79,10 @@ def detect_one(root: Path, layout: LayoutOptions = _USUAL) -> DetectedDataset:
 
 
 def locate_dataset(data: str, root: Path, layout: LayoutOptions = _USUAL) -> tuple[str, Path]:
-    """The form and folder that are meant by a dataset's name and a folder that holds it.
+    """The actual format and folder of a dataset, from its name and a folder that contains it.
 
-    The folder itself where the dataset lies there, else the one below it that does. ImageNet may
-    lie there in any form. Where nothing is found, opening it says why.
+    The folder itself if the dataset is there, else a folder below it. ImageNet may have any
+    format. If nothing is found, both are returned unchanged, and opening it says why.
     """
     if data not in DATA_FORMATS or data not in DATASETS or not root.is_dir():
         return data, root
@@ -101,12 +101,12 @@ def locate_dataset(data: str, root: Path, layout: LayoutOptions = _USUAL) -> tup
 
 
 def describe_found(data: str, folder: Path, layout: LayoutOptions = _USUAL) -> str:
-    """How a folder of image files is understood, in a line; empty for any other form."""
+    """A line on how a folder of image files is read; empty for any other format."""
     return describe_layout(folder, layout) if data in FOLDER_FORMS else ""
 
 
 def count_ignored(sources: Iterable[Source]) -> dict[str, int]:
-    """The files beside the images of some splits that are not read, by reason."""
+    """The number of files in some splits that are ignored, by reason."""
     total: Counter[str] = Counter()
     for source in sources:
         if isinstance(source, IndexedSource):
@@ -115,7 +115,7 @@ def count_ignored(sources: Iterable[Source]) -> dict[str, int]:
 
 
 def describe_nothing(root: Path) -> str:
-    """What to say of a folder in which nothing was found."""
+    """The error message for a folder in which no dataset was found."""
     for folder in (root, *_list_readable_folders(root)):
         if has_loose_images(folder):
             tables = [path for path in sorted(root.iterdir()) if path.suffix in _TABLES]
@@ -132,7 +132,7 @@ def describe_nothing(root: Path) -> str:
 
 
 def describe_conversion(found: DetectedDataset) -> str:
-    """What to say of a dataset that can be trained on in another format only."""
+    """The error message for a dataset that must be converted before training."""
     return (
         f"{found.folder}: {found.data} as it is distributed ({found.files}); convert it with "
         f"`phalanx data build {found.folder} --to packed --out DIR`, then train on DIR"
@@ -140,13 +140,13 @@ def describe_conversion(found: DetectedDataset) -> str:
 
 
 def describe_choices(root: Path, found: list[DetectedDataset]) -> str:
-    """What to say where several datasets lie in a folder: how to name each."""
+    """The error message for a folder with several datasets: the options that name each."""
     lines = [f"  --data {f.data} --data-dir {f.folder}    ({f.files})" for f in found]
     return "\n".join([f"{root}: there are several datasets here; choose one:", *lines])
 
 
 def _search(root: Path) -> Iterator[tuple[Path, list[str]]]:
-    """The folders with the formats that lie in each, level by level."""
+    """Folders and the formats found in each, level by level."""
     level = [root]
     for depth in range(_MAX_DEPTH + 1):
         below: list[Path] = []
@@ -154,7 +154,7 @@ def _search(root: Path) -> Iterator[tuple[Path, list[str]]]:
             with read_errors(folder, _MEND_RIGHTS):
                 formats = [name for name, kind in DATA_FORMATS.items() if kind.is_in(folder)]
             if "folder" in formats and "imagenet" in formats:
-                formats.remove("folder")  # the same files, of which more is known
+                formats.remove("folder")  # the same files; imagenet is more specific
             yield folder, formats
             if depth < _MAX_DEPTH and set(formats) <= _SEARCHED_BELOW:
                 below += _list_readable_folders(folder)

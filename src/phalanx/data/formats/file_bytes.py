@@ -1,8 +1,8 @@
-"""Bytes of files: their checksum, and copies that no change on the disk can reach.
+"""Checksums of files, and copies of files in memory that changes on disk do not affect.
 
-Whoever reads a mapped file that is cut short meanwhile is killed (SIGBUS). What is looked at all
-the time, an index, is therefore copied once into memory without a name; worker processes are given
-the copy of the process that starts them.
+A process that reads a mapped file which is truncated meanwhile is killed (SIGBUS). An index, which
+is read all the time, is therefore copied once into anonymous memory; worker processes inherit the
+copy of the process that starts them.
 """
 
 import mmap
@@ -14,26 +14,26 @@ from weakref import WeakValueDictionary, finalize
 
 try:
     import google_crc32c
-except ImportError:  # told when a checksum is taken: sets in memory do without
+except ImportError:  # reported when a checksum is needed: datasets in memory need none
     google_crc32c = None  # type: ignore[assignment]
 
 from phalanx.data.formats.image_file import open_data_file
 from phalanx.errors import DataError
 
-_GIVEN: dict[str, tuple[int, int]] = {}  # by key: descriptor and size of what the parent copied
+_GIVEN: dict[str, tuple[int, int]] = {}  # by key: descriptor and size of the parent's copies
 
 
 class _SharedCopy(mmap.mmap):
-    """A copy of a file, or of its end, in memory that other processes can be given."""
+    """A copy of a file, or of its end, in memory that can be passed to other processes."""
 
-    memory: Any = None  # the file without a name; it is closed with the copy
+    memory: Any = None  # the anonymous file; it is closed with the copy
 
 
 _copies: WeakValueDictionary[str, _SharedCopy] = WeakValueDictionary()
 
 
 def crc32c(data: Any) -> int:
-    """The CRC-32C of some bytes.
+    """The CRC-32C checksum of bytes.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
@@ -46,9 +46,9 @@ def crc32c(data: Any) -> int:
 
 
 def copy_to_memory(path: Path, begin: int = 0) -> _SharedCopy:
-    """A file from some byte on; the same copy while anybody uses it and the file does not change.
+    """A copy of a file from byte `begin` on; shared while it is in use and the file is unchanged.
 
-    Raises OSError, and ValueError where there is nothing.
+    Raises OSError, and ValueError if there is nothing to copy.
     """
     with open_data_file(path) as file:
         stat = os.fstat(file.fileno())
@@ -71,17 +71,17 @@ def copy_to_memory(path: Path, begin: int = 0) -> _SharedCopy:
 
 
 def list_copies() -> dict[str, _SharedCopy]:
-    """The copies that this process made and uses."""
+    """The copies that this process has made and still uses."""
     return {key: copy for key, copy in _copies.items() if copy.memory is not None}
 
 
 def take_copies(given: dict[str, tuple[int, int]]) -> None:
-    """In a worker: use these copies, each a descriptor and a size, instead of making them again."""
+    """In a worker: use the parent's copies (descriptor and size) instead of making them again."""
     _GIVEN.update(given)
 
 
 def open_anonymous_memory(size: int) -> Any:
-    """A file without a name, in memory where the system can: no crash leaves it behind."""
+    """An anonymous file, in memory if the system supports it: a crash leaves nothing behind."""
     if hasattr(os, "memfd_create"):
         memory = os.fdopen(os.memfd_create("phalanx"), "w+b")
     else:

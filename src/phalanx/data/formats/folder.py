@@ -1,4 +1,4 @@
-"""Folders of image files: in class folders, with the class in the file's name, or with a table."""
+"""Folders of image files, whose class is in the folder name, the file name or a table."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -40,22 +40,22 @@ from phalanx.data.string_array import join_strings, pack_strings
 from phalanx.errors import ConfigError, DataError
 
 _FINDINGS_SHOWN = 10
-_SMALL_TABLE = 2**21  # bytes of a table of labels, up to which all its images are looked at
+_SMALL_TABLE = 2**21  # bytes of a table of labels up to which all its images are checked
 _CHECK_PERMISSIONS = "check its permissions"
 _DEFAULT = LayoutOptions()
 NO_VALID_SPLIT = "hold some out with --val-split 10%"
 
-_Select = Callable[[list[str]], list[str]]  # of a class's files those of a split, by rule 1
+_Select = Callable[[list[str]], list[str]]  # a class's files to those of a split, by rule 1
 
 
 class FolderSource(IndexedSource):
-    """Random access to image files, each of which must be as long as when it was indexed."""
+    """Random access to image files, whose sizes must be as when they were indexed."""
 
     def encoded(self, index: int) -> bytes:
-        """The bytes of the image's file; raises BadImage when it is gone or has changed."""
+        """The bytes of the image's file; raises BadImage if it is gone or its size has changed."""
         data = super().encoded(index)
         size = int(self.index.sizes[index])
-        if 0 <= size != len(data):  # below zero: a dangling link when the folder was indexed
+        if 0 <= size != len(data):  # below zero: it was a broken link when the folder was indexed
             why = f"has changed: {len(data):,} bytes, {size:,} when the folder was opened"
             raise BadImage(self.name(index), why)
         return data
@@ -63,9 +63,9 @@ class FolderSource(IndexedSource):
     def find_resized(self) -> int | None:
         """The first image whose file is gone or has another size than in the index.
 
-        A small set was looked at when it was opened; of a large one only a sample was.
+        A small dataset was checked when it was opened; of a large one only a sample was.
         """
-        if len(self.index.files) <= SMALL_SET:  # a part of the images has the files of all
+        if len(self.index.files) <= SMALL_SET:  # the index of a subset still lists all files
             return None
         sizes = self.index.sizes
         return next((i for i in range(len(self)) if _read_size(self._path(i)) != sizes[i]), None)
@@ -79,14 +79,14 @@ class _SplitPlan:
     """How the images of a split are found."""
 
     root: Path
-    folder: Path  # they lie below it
-    key: str  # the index is kept under this name
-    marks: Snapshot  # what decides the index besides the folder
+    folder: Path  # contains the images
+    key: str  # the name under which the index is stored
+    marks: Snapshot  # what the index depends on besides the folder
     make_listing: Callable[[], Listing]
     rule: int
     by_class_folder: bool = True
-    walks: bool = True  # all images below the folder count; without it a table names them
-    tables: tuple[Path, ...] = ()  # files that the index is also made of
+    walks: bool = True  # all images below the folder are used; if False, a table names them
+    tables: tuple[Path, ...] = ()  # other files that the index depends on
 
 
 def open_folder(
@@ -98,9 +98,10 @@ def open_folder(
     tables: Iterable[Path] = (),
     complete: Callable[[Index], Index] = lambda index: index,
 ) -> FolderSource:
-    """One split of a data folder; all that is wrong with it is said at once.
+    """One split of a data folder; DataError lists everything that is wrong with it.
 
-    tables, complete: files beside the images, and what adds to a new index what they know.
+    tables: files besides the images that the index depends on. complete: adds their contents to
+    a new index.
     """
     plan = _make_plan(root, split, layout, form)
     plan = replace(plan, tables=(*plan.tables, *tables))
@@ -110,7 +111,7 @@ def open_folder(
 
 
 def describe_layout(root: Path, layout: LayoutOptions = _DEFAULT) -> str:
-    """How a folder is understood, in a line."""
+    """A line on how a folder is read."""
     with read_errors(root, _CHECK_PERMISSIONS):
         if layout.labels is not None:
             table = _read_label_table(root, layout)
@@ -138,7 +139,7 @@ def has_split(root: Path, split: str, layout: LayoutOptions = _DEFAULT) -> bool:
 
 
 def _make_plan(root: Path, split: str, layout: LayoutOptions, form: str) -> _SplitPlan:
-    """How the images of a split are found; raises DataError where the folder lacks the split."""
+    """How the images of a split are found; raises DataError if the folder lacks the split."""
     key = f"{form}-{split}{layout.key}"
     with read_errors(root, _CHECK_PERMISSIONS):
         if layout.labels is not None:
@@ -308,7 +309,7 @@ def _read_classes(folder: Path) -> tuple[str, ...]:
 
 
 def open_with_first_val_split(root: Path, split: str, *, share: float, seed: int) -> FolderSource:
-    """One side of a folder as rule 1 splits it: each image by chance, of its name and the seed."""
+    """One side of a folder as split by rule 1: each image at random, from its name and the seed."""
     if not 0 < share < 1:
         raise ConfigError(f"--val-split: expected a share between 0% and 100%, got {share:.0%}")
     with read_errors(root, _CHECK_PERMISSIONS):
@@ -339,10 +340,10 @@ def open_with_first_val_split(root: Path, split: str, *, share: float, seed: int
 
 
 def _open_index(plan: _SplitPlan, build: Callable[[], Index]) -> Index:
-    """The index of a split, the kept one where nothing has changed."""
+    """The index of a split: the stored one if nothing has changed, else a new one."""
 
     def take_snapshot(known: Snapshot | None) -> Snapshot:
-        # what counts as an image; rule 1 knew no other
+        # which files are images; rule 1 had no choice
         rule = [["rule", plan.rule, *find_image_suffixes(plan.rule)]] if plan.rule > 1 else []
         rows = [*plan.marks, *rule]
         if plan.walks:
@@ -356,7 +357,7 @@ def _open_index(plan: _SplitPlan, build: Callable[[], Index]) -> Index:
 
 
 def _to_index(root: Path, listing: Listing) -> Index:
-    """The images in the order of classes, then of paths."""
+    """The index of a listing, in the order of classes, then of paths."""
     if not listing.images and not listing.findings:
         listing.findings.append(f"{root}: no image was found")
     if listing.findings:
@@ -382,7 +383,7 @@ def _to_index(root: Path, listing: Listing) -> Index:
 def _read_size(path: Path) -> int:
     try:
         return os.stat(path).st_size
-    except OSError:  # a dangling link is a bad image, to be named when it is read
+    except OSError:  # a broken link is a bad image, which is reported when it is read
         return -1
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from phalanx.data.formats.arrays import ArraySource, build_array_source, compute_md5
 from phalanx.errors import DataError
 
-IDX_MD5 = {  # of the files as they are after gunzip: packages gzip them anew
+IDX_MD5 = {  # of the files after gunzip: packages compress them again
     "mnist": {
         "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
         "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
@@ -24,7 +24,7 @@ IDX_MD5 = {  # of the files as they are after gunzip: packages gzip them anew
         "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
     },
 }
-IDX_FOLDERS = {  # where these files lie under a data folder, nearest first
+IDX_FOLDERS = {  # where these files may be under a data folder, nearest first
     "mnist": ("", "raw", "MNIST", "MNIST/raw"),
     "fashion-mnist": ("", "raw", "FashionMNIST", "FashionMNIST/raw", "fashion-mnist"),
 }
@@ -33,10 +33,10 @@ IMAGES_MAGIC, LABELS_MAGIC = 0x0803, 0x0801  # unsigned bytes in three dimension
 
 
 def identify_idx_files(root: Path) -> str | None:
-    """Which of the two idx sets lies in a folder; None where neither does.
+    """Which of the two idx datasets is in a folder; None if neither is.
 
-    Their files are called alike: the test labels tell them apart, and the folder's name does where
-    those are missing or nobody's; what is left is taken for MNIST.
+    Their files have the same names: they are told apart by the test labels, or if these are
+    missing or unknown by the folder's name; anything else is taken for MNIST.
     """
     images = [f"{stem}-images-idx3-ubyte" for stem in _STEMS.values()]
     if not any((root / f"{name}{end}").is_file() for name in images for end in ("", ".gz")):
@@ -49,7 +49,7 @@ def identify_idx_files(root: Path) -> str | None:
 
 
 def open_idx(data: str, folder: Path, split: str) -> ArraySource:
-    """One split of MNIST or of a set in its format."""
+    """One split of MNIST, or of a dataset in its format."""
     stem = _STEMS[split]
     images_path = _find_file(data, folder, f"{stem}-images-idx3-ubyte")
     labels_path = _find_file(data, folder, f"{stem}-labels-idx1-ubyte")
@@ -66,7 +66,7 @@ def open_idx(data: str, folder: Path, split: str) -> ArraySource:
 
 
 def _find_file(data: str, folder: Path, name: str) -> Path:
-    """Where the file lies, plain before gzipped."""
+    """The path of the file, plain rather than gzipped; DataError if there is none."""
     for subfolder in IDX_FOLDERS[data]:
         for path in (folder / subfolder / name, folder / subfolder / f"{name}.gz"):
             if path.is_file():

@@ -1,4 +1,4 @@
-"""Files of data: regular ones alone are opened, and of images no more is read than is allowed."""
+"""Opens data files: only regular files, and images only up to a size limit."""
 
 import errno
 import os
@@ -23,17 +23,17 @@ _SPECIAL_FILES = {
 
 @dataclass(frozen=True, kw_only=True)
 class ReadLimits:
-    """How large an image may be, as a file and in pixels; a larger one is bad."""
+    """The largest file size and number of pixels of an image; a larger one is bad."""
 
     max_file_mib: int = MAX_FILE_MIB
     max_pixels: int = MAX_PIXELS
 
     def is_too_large(self, size: int) -> bool:
-        """Whether so many bytes are more than is read of one image."""
+        """Whether a file of so many bytes exceeds the limit."""
         return size > self.max_file_mib * 2**20
 
     def refuse_too_large(self, size: int, name: str) -> None:
-        """Raise BadImage for an image whose bytes would fill the memory."""
+        """Raise BadImage for an image whose file exceeds the limit."""
         if self.is_too_large(size):
             most = f"{self.max_file_mib:,} MiB"
             raise BadImage(name, f"{format_bytes(size)}, over the {most} of --max-file-mib")
@@ -43,10 +43,10 @@ DEFAULT_LIMITS = ReadLimits()
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor to read a file by; raises OSError for what is no regular file, never waits.
+    """A descriptor for reading a regular file; raises OSError for anything else, never blocks.
 
-    It is looked at before, since merely opening a device can set it going, and once more when it
-    is open, since something else may have taken its place.
+    The kind of file is checked before, since merely opening a device can start something, and
+    again when it is open, since the file may have been replaced.
     """
     refuse_special(path)
     descriptor = os.open(path, _OPEN_FLAGS)
@@ -59,12 +59,12 @@ def open_regular(path: Path) -> int:
 
 
 def open_data_file(path: Path) -> BinaryIO:
-    """A regular file, opened to be read; raises OSError for anything else."""
+    """A regular file, opened for reading; raises OSError for anything else."""
     return os.fdopen(open_regular(path), "rb")
 
 
 def refuse_special(path: Path) -> None:
-    """Raise OSError for a pipe, a device or whatever else is no regular file."""
+    """Raise OSError for a pipe, a device or anything else that is not a regular file."""
     _refuse_mode(os.stat(path).st_mode, path)
 
 
@@ -75,14 +75,14 @@ def _refuse_mode(mode: int, path: Path) -> None:
 
 
 def read_image_file(path: Path, name: str, limits: ReadLimits) -> bytes:
-    """The bytes of an image's file; raises BadImage where it is none, or too large."""
+    """The bytes of an image file; raises BadImage if it cannot be read or is too large."""
     try:
         descriptor = open_regular(path)
         try:
             size = os.fstat(descriptor).st_size
             limits.refuse_too_large(size, name)
             data = os.read(descriptor, size + 1)
-            # a network may give less than was asked for; one byte too many tells that it grew
+            # a network file system may return fewer bytes; one byte too many shows that it grew
             while 0 < len(data) <= size and (more := os.read(descriptor, size + 1 - len(data))):
                 data += more
         finally:

@@ -1,7 +1,7 @@
-"""ImageNet: as folders with a table of boxes, and as it is distributed, in archives or by Kaggle.
+"""ImageNet: in folders with a table of boxes, and as distributed, in archives or by Kaggle.
 
-The folders are a format to train from. The official archives and Kaggle's tree can only be read
-from their beginning; `phalanx data build` turns them into a format with random access.
+The folders can be trained from. The official archives and Kaggle's tree can only be read
+sequentially; `phalanx data build` converts them into a format with random access.
 """
 
 import csv
@@ -37,7 +37,7 @@ OFFICIAL_ARCHIVES = {"train": "ILSVRC2012_img_train.tar", "valid": "ILSVRC2012_i
 _KAGGLE_IMAGES = Path("ILSVRC/Data/CLS-LOC")
 _KAGGLE_SOLUTIONS = {"train": "LOC_train_solution.csv", "valid": "LOC_val_solution.csv"}
 _KAGGLE_SYNSETS = "LOC_synset_mapping.txt"
-_SEQUENTIAL_FILES = (  # whose sizes tell that the data has changed
+_SEQUENTIAL_FILES = (  # whose sizes show whether the data has changed
     *OFFICIAL_ARCHIVES.values(),
     BOXES_FILE,
     _KAGGLE_SYNSETS,
@@ -48,34 +48,34 @@ _DEFAULT = LayoutOptions()
 
 
 class _SynsetImage(NamedTuple):
-    """An image as it is distributed, known by its synset."""
+    """An image as it is distributed, with its synset."""
 
     name: str
-    data: bytes | str  # what is wrong, of a bad one
+    data: bytes | str  # for a bad image, what is wrong
     synset: str
     box: Box | None
 
 
-_Boxes = dict[str, Box]  # by the name of an image's file without a suffix
+_Boxes = dict[str, Box]  # by the name of an image's file without suffix
 _Read = Callable[[ReadLimits], tuple[bytes, Box | None]]  # raises BadImage
-_Entry = tuple[str, str, _Read]  # name, synset, what reads it
+_Entry = tuple[str, str, _Read]  # name, synset, function that reads it
 
 
 @dataclass(frozen=True, kw_only=True)
 class _SequentialFormat:
-    """A form that can only be read from its beginning; to be built into another for training."""
+    """A format that can only be read sequentially; it must be converted for training."""
 
-    classes: Callable[[Path], tuple[str, ...]]  # the synsets in the order that labels count
-    entries: Callable[[Path, str], Iterator[_Entry]]  # of (root, split), in a fixed order
+    classes: Callable[[Path], tuple[str, ...]]  # the synsets in the order of labels
+    entries: Callable[[Path, str], Iterator[_Entry]]  # from (root, split), in a fixed order
 
     def count(self, root: Path, split: str) -> int:
-        """How many images a split has; none is read."""
+        """The number of images in a split; none is read."""
         return sum(1 for _ in self.entries(root, split))
 
     def iterate(
         self, root: Path, split: str, *, start: int = 0, limits: ReadLimits = DEFAULT_LIMITS
     ) -> Iterator[_SynsetImage]:
-        """The images from the one numbered `start` on."""
+        """The images from number `start` on."""
         for name, synset, read in islice(self.entries(root, split), start, None):
             try:
                 data, box = read(limits)
@@ -97,7 +97,7 @@ class _SequentialFormat:
 
 
 def has_imagenet_folders(root: Path) -> bool:
-    """Whether folders of ImageNet's synsets lie here, or its table of boxes beside a split."""
+    """Whether a folder has splits of synset folders, or a split and the table of boxes."""
     found = find_split_folders(root)
     folder = found.train or found.valid
     if found.flat or folder is None or find_annotations(found.valid):
@@ -108,14 +108,14 @@ def has_imagenet_folders(root: Path) -> bool:
 
 
 def open_imagenet(root: Path, split: str, layout: LayoutOptions = _DEFAULT) -> FolderSource:
-    """One split of ImageNet in folders, with boxes where the table of them is there."""
+    """One split of ImageNet in folders, with bounding boxes if their table exists."""
     tables = [root / BOXES_FILE] if (root / BOXES_FILE).is_file() else []
     add_boxes = partial(_add_boxes, root)
     return open_folder(root, split, layout, form="imagenet", tables=tables, complete=add_boxes)
 
 
 def _add_boxes(root: Path, index: Index) -> Index:
-    """The index with the boxes of those images that a table names; as it was without a table."""
+    """The index with the boxes of the images in the table; unchanged without a table."""
     known = _read_boxes(root)
     if known is None:
         return index
@@ -126,14 +126,14 @@ def _add_boxes(root: Path, index: Index) -> Index:
 
 
 def _read_boxes(root: Path) -> _Boxes | None:
-    """A box around those of each image, by its file's name without a suffix; None: no table."""
+    """The box that encloses all of an image, by file name without suffix; None without table."""
     path = root / BOXES_FILE
     if not path.is_file():
         return None
     boxes: dict[str, list[Box]] = {}
     with path.open(encoding="utf-8", newline="") as file:
         for number, row in enumerate(csv.reader(file), 1):
-            if not row or (number == 1 and not _are_numbers(row[1:])):  # a line of headings
+            if not row or (number == 1 and not _are_numbers(row[1:])):  # a header line
                 continue
             if len(row) != 5 or not _are_numbers(row[1:]):
                 raise DataError(
@@ -151,13 +151,13 @@ def _file_stem(name: str) -> str:
 
 
 def _order_corners(words: Sequence[str]) -> Box:
-    """A box, whichever of its corners comes first."""
+    """The box of two corners in any order."""
     x1, y1, x2, y2 = map(float, words)
     return min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)
 
 
 def _clip(box: Box) -> Box | None:
-    """The part of the box that lies in the image; None where nothing is left of it."""
+    """The part of the box inside the image; None if it is empty."""
     left, top, right, bottom = (min(max(edge, 0.0), 1.0) for edge in box)
     return (left, top, right, bottom) if left < right and top < bottom else None
 
@@ -173,12 +173,12 @@ def _are_numbers(words: list[str]) -> bool:
 
 
 def has_official_archives(root: Path) -> bool:
-    """Whether one of the official archives lies here."""
+    """Whether one of the official archives is in a folder."""
     return any((root / name).is_file() for name in OFFICIAL_ARCHIVES.values())
 
 
 def _read_official_classes(root: Path) -> tuple[str, ...]:
-    """The synsets of the training archive, sorted."""
+    """The synsets of the training archive, else of the validation labels, sorted."""
     path = root / OFFICIAL_ARCHIVES["train"]
     if not path.is_file():
         return tuple(sorted(set(read_validation_synsets(root))))
@@ -187,9 +187,9 @@ def _read_official_classes(root: Path) -> tuple[str, ...]:
 
 
 def _list_official(root: Path, split: str) -> Iterator[_Entry]:
-    """Training images synset by synset, validation images by name.
+    """Training images by synset, validation images by name.
 
-    Both with the boxes of imagenet_2012_bounding_boxes.csv where that lies beside the archives.
+    Both with the boxes of imagenet_2012_bounding_boxes.csv if that is next to the archives.
     """
     path, boxes = root / OFFICIAL_ARCHIVES[split], _read_boxes(root) or {}
     if not path.is_file():
@@ -220,7 +220,7 @@ def _list_valid(archive: tarfile.TarFile, path: Path, boxes: _Boxes) -> Iterator
 
 @contextmanager
 def _open_archive(path: Path, stream: IO[bytes] | None = None) -> Iterator[tarfile.TarFile]:
-    """An archive, itself a file or a piece of one; damage found meanwhile names it."""
+    """Context with an archive, in a file or in a stream; its errors become DataError."""
     try:
         with tarfile.open(path, "r:", fileobj=stream) as archive:
             yield archive
@@ -229,7 +229,7 @@ def _open_archive(path: Path, stream: IO[bytes] | None = None) -> Iterator[tarfi
 
 
 def _list_files(archive: tarfile.TarFile, path: Path) -> list[tarfile.TarInfo]:
-    """The files of an archive by name; anything that is neither file nor folder is refused."""
+    """The files of an archive by name; DataError for anything but files and folders."""
     members = sorted(archive.getmembers(), key=lambda member: member.name)
     for member in members:
         if not (member.isfile() or member.isdir()):
@@ -259,7 +259,7 @@ def _read_member(
 
 
 class _Solution(NamedTuple):
-    """What Kaggle's table says of an image: its class, and a box around its boxes in pixels."""
+    """Kaggle's facts about an image: its class, and the box enclosing all boxes, in pixels."""
 
     synset: str
     box: Box
@@ -271,12 +271,12 @@ def has_kaggle_folder(root: Path) -> bool:
 
 
 def find_kaggle_folder(root: Path, split: str) -> Path:
-    """Where the images of a split lie."""
+    """The folder of a split's images."""
     return root / _KAGGLE_IMAGES / {"train": "train", "valid": "val"}[split]
 
 
 def _read_kaggle_classes(root: Path) -> tuple[str, ...]:
-    """The synsets of the mapping, else of the training folders, sorted."""
+    """The synsets from the mapping file, else from the training folders, sorted."""
     mapping = root / _KAGGLE_SYNSETS
     if mapping.is_file():
         lines = mapping.read_text(encoding="utf-8").splitlines()
@@ -285,7 +285,7 @@ def _read_kaggle_classes(root: Path) -> tuple[str, ...]:
 
 
 def _read_solutions(root: Path, split: str) -> dict[str, _Solution]:
-    """What Kaggle's table says, by image; nothing where it has no table."""
+    """The rows of Kaggle's table by image; empty without a table."""
     path = root / _KAGGLE_SOLUTIONS[split]
     if not path.is_file():
         return {}
@@ -293,7 +293,7 @@ def _read_solutions(root: Path, split: str) -> dict[str, _Solution]:
     with path.open(encoding="utf-8", newline="") as file:
         for number, row in enumerate(csv.reader(file), 1):
             words = row[-1].split() if row else []
-            if number == 1 and len(words) == 1:  # a line of headings
+            if number == 1 and len(words) == 1:  # a header line
                 continue
             corners = [words[start + 1 : start + 5] for start in range(0, len(words), 5)]
             if len(row) != 2 or not words or len(words) % 5 or not all(map(_are_numbers, corners)):
@@ -308,7 +308,7 @@ def _read_solutions(root: Path, split: str) -> dict[str, _Solution]:
 def _read_kaggle_image(
     file: Path, solution: _Solution | None, limits: ReadLimits
 ) -> tuple[bytes, Box | None]:
-    """The bytes of an image, and its box as shares of its size; none where that is not known."""
+    """The bytes of an image, and its box as shares of its size, or None."""
     data = read_image_file(file, str(file), limits)
     height, width = read_image_header(data).shape if solution else (0, 0)
     if not (solution and width and height):
@@ -318,7 +318,7 @@ def _read_kaggle_image(
 
 
 def _list_kaggle(root: Path, split: str) -> Iterator[_Entry]:
-    """Training images tell their class by their folder, flat validation images by a table."""
+    """The images of a split; the class comes from the folder, or for a flat folder from a table."""
     solutions, folder = _read_solutions(root, split), find_kaggle_folder(root, split)
     for name in _list_names(folder):
         stem, files = name.partition(".")[0], [folder / name]

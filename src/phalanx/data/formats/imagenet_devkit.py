@@ -1,8 +1,7 @@
-"""ImageNet's development kit: which synset each validation image shows.
+"""ImageNet's development kit: the synset of each validation image.
 
-The kit lists a number for each image, and says in meta.mat which synset a number stands for. That
-is a MATLAB file, version 5, of which just as much is read here as this takes: structures, text and
-numbers.
+The kit lists a number for each image, and in meta.mat the synset of each number. That is a MATLAB
+file, version 5; only what it needs is read here: structures, text and numbers.
 """
 
 import io
@@ -19,7 +18,7 @@ from phalanx.errors import DataError
 
 _ARCHIVE = "ILSVRC2012_devkit_t12.tar.gz"
 _TRUTH, _META = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
-SYNSET_LABELS = "imagenet_2012_validation_synset_labels.txt"  # one synset a line, image by image
+SYNSET_LABELS = "imagenet_2012_validation_synset_labels.txt"  # one line with a synset per image
 _HEADER_BYTES = 128
 _MATRIX, _COMPRESSED = 14, 15
 _STRUCT_CLASS, _CHAR_CLASS = 2, 4
@@ -34,7 +33,7 @@ _CODECS = {
 def read_validation_synsets(root: Path) -> list[str]:
     """The synset of each validation image in the order of their names.
 
-    From the kit's archive, or from a text file with a synset a line where that lies beside it.
+    From a text file with one synset per line if there is one, else from the kit's archive.
     """
     labels = root / SYNSET_LABELS
     if labels.is_file():
@@ -73,17 +72,17 @@ def read_numbered_synsets(data: bytes) -> dict[int, str]:
 
 
 def _read_elements(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The elements one after the other: what kind each is of, and its bytes."""
+    """The elements in order: the kind of each, and its bytes."""
     stream = io.BytesIO(data)
     while tag := stream.read(8):
         kind, size = struct.unpack("<II", tag)
-        if kind >> 16:  # up to four bytes lie in the tag itself
+        if kind >> 16:  # up to four bytes are in the tag itself
             yield kind & 0xFFFF, tag[4 : 4 + (kind >> 16)]
             continue
         content = stream.read(size)
         if len(content) < size:
             raise ValueError("the file is truncated")
-        if kind == _COMPRESSED:  # the only kind that is not filled up to eight bytes
+        if kind == _COMPRESSED:  # the only kind that is not padded to eight bytes
             yield from _read_elements(zlib.decompress(content))
             continue
         stream.read(-size % 8)
@@ -91,7 +90,7 @@ def _read_elements(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _read_matrix(data: bytes) -> tuple[str, Any]:
-    """The name and the value of an array: text, numbers, or for a structure its fields' values."""
+    """The name and the value of an array: text, numbers, or the fields of a structure."""
     parts = list(_read_elements(data))
     if not parts:
         return "", np.empty(0)
@@ -103,12 +102,12 @@ def _read_matrix(data: bytes) -> tuple[str, Any]:
     elif flags[0] == _CHAR_CLASS:
         value = content.decode(_CODECS[kind]) if content else ""
     else:
-        value = np.frombuffer(content, f"<{_DTYPES.get(kind, 'u1')}")  # cells are not looked into
+        value = np.frombuffer(content, f"<{_DTYPES.get(kind, 'u1')}")  # cells are not parsed
     return name.decode("latin-1"), value
 
 
 def _read_structure(parts: list[tuple[int, bytes]], count: int) -> dict[str, list[Any]]:
-    """A list of values for each field."""
+    """The list of values of each field."""
     width = int.from_bytes(parts[0][1], "little")
     names = parts[1][1]
     fields = [

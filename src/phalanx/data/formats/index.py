@@ -1,9 +1,9 @@
-"""Where every image of a split lies, and the source that reads images from there.
+"""The index of a split, which says where each image is stored, and the source that reads them.
 
-An index is arrays in one file, copied into memory that all processes share: a magic word, the
+An index is a file of arrays, copied into memory that all processes share: a magic word, the
 length of a JSON header, the header, the arrays it lists, each at a multiple of 64 bytes, and a
-checksum of it all. It is built once, kept beside the data (or in a cache folder where that is
-read-only) and built anew when it is damaged, or when the files it describes no longer match the
+checksum of everything. It is built once, stored with the data (or in a cache folder if that is
+read-only), and rebuilt when it is damaged, or when the files it describes no longer match the
 snapshot in its header.
 """
 
@@ -35,7 +35,7 @@ from phalanx.disk import disk_errors, write_atomically
 from phalanx.errors import DataError, DiskError
 
 _MAGIC = b"phalanxI"
-_FORMAT = 2  # raise it when the layout changes: files of another one are built anew
+_FORMAT = 2  # raise it when the layout changes: files of another format are rebuilt
 _CRC_BYTES = 4
 _ALIGN = 64
 PHALANX_FOLDER = ".phalanx"
@@ -43,9 +43,9 @@ _MAX_OPEN_FILES = 128  # shards kept open by one process
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of the image's sides
 Snapshot = list[list[Any]]  # name, size and time of each file or folder that an index was made from
-_TakeSnapshot = Callable[[Snapshot | None], Snapshot]  # of now; told what was looked at before
+_TakeSnapshot = Callable[[Snapshot | None], Snapshot]  # takes one now, given the previous one
 
-# An image that was found to be bad when the index was built has one of these in place of its size.
+# An image that was found to be bad when the index was built has one of these instead of its size.
 BAD_CHECKSUM, TRUNCATED_SHARD, DAMAGED_SHARD, WRONG_LABEL, NO_LABEL = -1, -2, -3, -4, -5
 _FAULT_REASONS = {
     BAD_CHECKSUM: "the checksum of its data does not match",
@@ -58,7 +58,7 @@ _FAULT_REASONS = {
 
 @contextmanager
 def read_errors(path: Path, hint: str) -> Iterator[None]:
-    """A block whose system errors become a DataError that names the file and the way out."""
+    """Context that turns an OSError into a DataError with the file and what to do."""
     try:
         yield
     except OSError as cause:
@@ -67,43 +67,43 @@ def read_errors(path: Path, hint: str) -> Iterator[None]:
 
 
 def enclosing_box(boxes: Iterable[Sequence[float]]) -> Box:
-    """The smallest box around all, of which there is one at least."""
+    """The smallest box that encloses all boxes, of which there must be at least one."""
     left, top, right, bottom = zip(*boxes, strict=True)
     return min(left), min(top), max(right), max(bottom)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """The images of one split: the file each lies in, where in it, and what it shows."""
+    """The images of one split: the file and offset of each, its label and its box."""
 
     classes: tuple[str, ...]
     files: StringArray  # relative to the data folder
-    names: StringArray | None = None  # of images inside their files; None: files hold one each
+    names: StringArray | None = None  # of images inside their files; None: one image per file
     file_numbers: NDArray[np.int32]  # [N], in `files`
     offsets: NDArray[np.int64]  # [N], in bytes
     sizes: NDArray[np.int64]  # [N], in bytes
     labels: NDArray[np.int64]  # [N]
     boxes: NDArray[np.float32] | None = None  # [N, 4], see Box; nan: none
-    sha256: str = ""  # kept by an index on disk, where a million names are not hashed again
-    save_error: str = ""  # why it could not be written to disk; empty: it was
+    sha256: str = ""  # stored by an index on disk, so that a million names are not hashed again
+    save_error: str = ""  # why it could not be written to disk; empty if it was
     snapshot_sha256: str = ""  # of names, sizes and times of the files it was made from
-    ignored: dict[str, int] = field(default_factory=dict)  # files that lie there unread, by reason
+    ignored: dict[str, int] = field(default_factory=dict)  # files that are not read, by reason
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def name(self, number: int) -> str:
-        """What a person can find an image by."""
+        """The name of an image, by which the user can find it."""
         file = self.files[int(self.file_numbers[number])]
         return file if self.names is None else f"{file}:{self.names[number]}"
 
     def fingerprint(self) -> dict[str, Any]:
-        """Counts, and a hash over names, sizes and labels; no image is opened."""
+        """Counts, and a hash over names, sizes and labels; opens no image."""
         digest = self.sha256 or self.hash_entries()
         return {"images": len(self), "classes": len(self.classes), "sha256": digest}
 
     def take(self, numbers: NDArray[np.int64]) -> "Index":
-        """The index of some of its images, in that order."""
+        """The index of some of the images, in the given order."""
         names = self.names and pack_strings(self.names[int(number)] for number in numbers)
         digest = hashlib.sha256(f"{self.sha256 or self.hash_entries()}\n".encode())
         digest.update(np.asarray(numbers, "<i8").tobytes())
@@ -119,7 +119,7 @@ class Index:
         )
 
     def hash_entries(self) -> str:
-        """sha256 over every image's name, size and label; runs are known by it: never change it."""
+        """sha256 over all names, sizes and labels; stored in runs, so it must never change."""
         digest = hashlib.sha256()
         sizes, labels = self.sizes.tolist(), self.labels.tolist()
         for number, (size, label) in enumerate(zip(sizes, labels, strict=True)):
@@ -129,22 +129,22 @@ class Index:
 
 
 def snapshot_files(root: Path, paths: Iterable[Path]) -> Snapshot:
-    """Name, size and time of files, to see later whether one of them has changed."""
+    """Name, size and time of files, to find out later whether one has changed."""
     facts = [(path.relative_to(root).as_posix(), path.stat()) for path in paths]
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in facts]
 
 
 def hash_snapshot(snapshot: Snapshot) -> str:
-    """A hash that tells whether a snapshot taken later is the same."""
+    """A hash of a snapshot, to compare it with a later one."""
     return hashlib.sha256(json.dumps(snapshot).encode(errors="surrogateescape")).hexdigest()
 
 
 def load_or_build_index(
     root: Path, key: str, *, snapshot: Snapshot | _TakeSnapshot, build: Callable[[], Index]
 ) -> Index:
-    """The index of a data folder: the one that was kept, or a new one, which is kept.
+    """The index of a data folder: the stored one, or a new one, which is then stored.
 
-    Where nothing can be written the new one serves this process alone, and says why.
+    If it cannot be stored, the new one is used by this process only, and its save_error says why.
     """
     paths = [folder / f"{key}.index" for folder in (root / PHALANX_FOLDER, user_cache_folder(root))]
     for path in paths:
@@ -163,19 +163,19 @@ def load_or_build_index(
             why = getattr(error.__cause__, "strerror", None) or str(error)
             continue
         return _load_index(path, snapshot) or index
-    # hashed now, as one on disk is: sizes may later stand for images that are set aside
+    # hashed now, like one on disk: some sizes may later be replaced by fault codes
     return replace(index, sha256=index.hash_entries(), save_error=why)
 
 
 def user_cache_folder(root: Path) -> Path:
-    """Where the index of a folder that cannot be written to is kept."""
+    """Where the index of a read-only folder is stored."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     key = hashlib.sha256(str(root.resolve()).encode(errors="surrogateescape")).hexdigest()[:16]
     return base / "phalanx" / key
 
 
 def _to_bytes(index: Index, snapshot: Snapshot) -> bytes:
-    """The index as a file."""
+    """The index as the bytes of a file."""
     stored: dict[str, NDArray[Any] | None] = {  # the names on disk, which never change
         "files.letters": index.files.data,
         "files.ends": index.files.ends,
@@ -205,7 +205,7 @@ def _to_bytes(index: Index, snapshot: Snapshot) -> bytes:
 
 
 def _load_index(path: Path, snapshot: Snapshot | _TakeSnapshot) -> Index | None:
-    """The index in a file; None where there is none, or none that fits the snapshot."""
+    """The index in a file; None if there is none, or it does not match the snapshot."""
     try:
         content = copy_to_memory(path)
     except (OSError, ValueError):  # there is none, or it is empty
@@ -213,11 +213,11 @@ def _load_index(path: Path, snapshot: Snapshot | _TakeSnapshot) -> Index | None:
     try:
         return _parse_index(memoryview(content), snapshot)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
-        return None  # its checksum fits, and it says nonsense: not of ours
+        return None  # right checksum but wrong contents: not written by Phalanx
 
 
 def _parse_index(content: memoryview, snapshot: Snapshot | _TakeSnapshot) -> Index | None:
-    """The index of these bytes; None where they are damaged, or do not fit the snapshot."""
+    """The index in these bytes; None if they are damaged, or do not match the snapshot."""
     if zlib.crc32(content[:-_CRC_BYTES]) != int.from_bytes(content[-_CRC_BYTES:], "little"):
         return None
     end = 16 + int.from_bytes(content[8:16], "little")
@@ -254,9 +254,9 @@ def _parse_index(content: memoryview, snapshot: Snapshot | _TakeSnapshot) -> Ind
 class IndexedSource:
     """Random access to images by an index: whole files, or pieces of larger ones.
 
-    first_label: the number that the files give the first class, to speak of labels as they do.
+    first_label: the number of the first class in the files, used in messages about labels.
     limits: how large an image may be; upright: whether images are turned as their EXIF says.
-    Whoever opens the source may set others.
+    Both may be changed after opening.
     """
 
     limits = DEFAULT_LIMITS
@@ -272,21 +272,21 @@ class IndexedSource:
         return len(self.index)
 
     def read(self, index: int) -> NDArray[np.uint8]:
-        """The image as RGB; raises BadImage when it cannot be read or decoded."""
+        """The image as RGB; raises BadImage if it cannot be read or decoded."""
         data, max_pixels = self.encoded(index), self.limits.max_pixels
         return decode(data, self.name(index), max_pixels=max_pixels, upright=self.upright)
 
     def image(self, index: int) -> Image:
-        """The image, to be decoded as far as it is needed; raises BadImage."""
+        """The image, to be decoded as far as needed; raises BadImage."""
         return self.to_image(index, self.encoded(index))
 
     def to_image(self, index: int, data: bytes) -> Image:
-        """The image of bytes that `encoded` gave, to be decoded as far as it is needed."""
+        """The image of the bytes that `encoded` returned, to be decoded as far as needed."""
         max_pixels = self.limits.max_pixels
         return EncodedImage(data, self.name(index), max_pixels=max_pixels, upright=self.upright)
 
     def encoded(self, index: int) -> bytes:
-        """The bytes of the image's file, or of its piece of one."""
+        """The bytes of the image's file, or of its part of one; raises BadImage."""
         file, size = int(self.index.file_numbers[index]), int(self.index.sizes[index])
         if self.index.names is None:
             path = self.root / self.index.files[file]
@@ -295,7 +295,7 @@ class IndexedSource:
             raise self.known_bad(index)
         self.limits.refuse_too_large(size, self.name(index))
         try:
-            with self._lock:  # another thread may close what this one is about to read
+            with self._lock:  # another thread may close the file that this one is about to read
                 data = os.pread(self._descriptor(file), size, int(self.index.offsets[index]))
         except OSError as cause:
             raise BadImage(self.name(index), cause.strerror or str(cause)) from None
@@ -307,17 +307,17 @@ class IndexedSource:
         return data
 
     def checksum(self, index: int, image: Image) -> int:
-        """The CRC-32C of an image's bytes, of which `image` was made."""
+        """The CRC-32C of the bytes that `image` was made from."""
         return crc32c(
             image.data if isinstance(image, EncodedImage) else np.ascontiguousarray(image)
         )
 
     def fault(self, index: int) -> int:
-        """What the index knows to be wrong with an image, BAD_CHECKSUM say; 0 for nothing."""
+        """The fault of an image according to the index, such as BAD_CHECKSUM; 0 for none."""
         return 0 if self.index.names is None else min(0, int(self.index.sizes[index]))
 
     def known_bad(self, index: int) -> BadImage:
-        """The error to raise for an image that the index knows to be bad."""
+        """The error to raise for an image that is bad according to the index."""
         why = _FAULT_REASONS[self.fault(index)].format(
             label=int(self.labels[index]) + self.first_label,
             classes=len(self.classes),
@@ -326,17 +326,17 @@ class IndexedSource:
         return BadImage(self.name(index), why)
 
     def prefetch(self, indices: list[int]) -> None:
-        """Ask the system to read images ahead, where they are pieces of larger files."""
+        """Ask the system to read images in advance, if they are parts of larger files."""
         if self.index.names is None or not hasattr(os, "posix_fadvise"):
             return
         for index in indices:
-            with suppress(OSError), self._lock:  # raised when it is read
+            with suppress(OSError), self._lock:  # reported when it is read
                 offset, size = int(self.index.offsets[index]), int(self.index.sizes[index])
                 descriptor = self._descriptor(int(self.index.file_numbers[index]))
                 os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 
     def take(self, numbers: NDArray[np.int64]) -> Self:
-        """The source of some of its images, in that order."""
+        """The source of some of the images, in the given order."""
         some = copy(self)
         some._open_files, some._lock = OrderedDict(), Lock()
         some.index = self.index.take(numbers)
@@ -344,7 +344,7 @@ class IndexedSource:
         return some
 
     def _descriptor(self, file: int) -> int:
-        """An open file that holds many images; the one unused longest is closed for it."""
+        """The descriptor of a file with many images; may close the least recently used one."""
         if file not in self._open_files:
             if len(self._open_files) == _MAX_OPEN_FILES:
                 os.close(self._open_files.popitem(last=False)[1])
@@ -353,18 +353,18 @@ class IndexedSource:
         return self._open_files[file]
 
     def name(self, index: int) -> str:
-        """What a person can find the image by."""
+        """The name of the image, by which the user can find it."""
         return self.index.name(index)
 
     def box(self, index: int) -> Box | None:
-        """The part of the image that holds its object."""
+        """The bounding box of the image's object, or None."""
         if self.index.boxes is None or np.isnan(self.index.boxes[index, 0]):
             return None
         left, top, right, bottom = map(float, self.index.boxes[index])
         return left, top, right, bottom
 
     def fingerprint(self) -> dict[str, Any]:
-        """Counts, and a hash that changes when an image comes, goes or changes its size."""
+        """Counts, and a hash that changes if an image is added, removed or changes its size."""
         return self.index.fingerprint()
 
     def __del__(self) -> None:

@@ -1,12 +1,12 @@
-"""Our own form for full speed: all images of a split in one file, train.phx and valid.phx.
+"""Our own format for full speed: all images of a split in one file, train.phx or valid.phx.
 
 A magic word, the length of a JSON header, the header, the images (JPEG, or raw RGB), then the
 index (arrays, and a JSON directory of them) and a tail of 40 bytes with checksums of header and
-index. Everything starts at a multiple of 64 bytes. Each image has its own checksum, too, CRC-32C
-since format 2, and is compared with it whenever it is read.
+index. Everything starts at a multiple of 64 bytes. Each image has its own checksum, CRC-32C since
+format 2, which is verified whenever the image is read.
 
 Images are read, not mapped: mapped pages would count as memory of every worker that touched them,
-and a file cut short would kill them. The index is copied into memory that all processes share.
+and a truncated file would kill them. The index is copied into memory that all processes share.
 """
 
 import hashlib
@@ -65,12 +65,12 @@ class _PackedSource(IndexedSource):
         self.raw = header["encoding"] == "raw"
 
     def read(self, index: int) -> NDArray[np.uint8]:
-        """The image as RGB; raises BadImage when it is damaged."""
+        """The image as RGB; raises BadImage if it is damaged."""
         image = self.image(index)
         return image.decode() if isinstance(image, EncodedImage) else image
 
     def image(self, index: int) -> Image:
-        """Raw pixels as they are, a JPEG to be decoded as far as it is needed."""
+        """Raw pixels, or a JPEG to be decoded as far as needed."""
         data = self._read_checked(index)
         if not self.raw:
             return self.to_image(index, data)
@@ -80,22 +80,22 @@ class _PackedSource(IndexedSource):
         return np.frombuffer(data, np.uint8).reshape(height, width, 3)
 
     def encoded(self, index: int) -> bytes:
-        """The image as a file: the JPEG as it lies there, or a PNG of raw pixels."""
+        """The image as a file: the stored JPEG, or a PNG of raw pixels."""
         return encode_png(self.read(index)) if self.raw else self._read_checked(index)
 
     def checksum(self, index: int, image: Image) -> int:
-        """The checksum in the index, which the image's bytes were compared with."""
+        """The checksum in the index, against which the image's bytes were verified."""
         return int(self.arrays["checksums"][index])
 
     def _read_checked(self, index: int) -> bytes:
-        """The bytes of an image, if they are those that were packed; raises BadImage."""
+        """The bytes of an image; raises BadImage if they changed after packing."""
         data = super().encoded(index)
         if _CHECKSUMS[self.header["format"]](data) != int(self.arrays["checksums"][index]):
             raise BadImage(self.name(index), _CHANGED_AFTER_PACKING)
         return data
 
     def take(self, numbers: NDArray[np.int64]) -> Self:
-        """The source of some of its images, in that order."""
+        """The source of some of the images, in the given order."""
         some = super().take(numbers)
         own = ("labels", "checksums", "heights", "widths")
         arrays = {name: self.arrays[name][numbers] for name in own if name in self.arrays}
@@ -112,17 +112,17 @@ class _PackedSource(IndexedSource):
 
 
 def has_packed_files(root: Path) -> bool:
-    """Whether packed files lie in the folder."""
+    """Whether there are packed files in the folder."""
     return any(packed_path(root, split).is_file() for split in _SPLITS)
 
 
 def packed_path(root: Path, split: str) -> Path:
-    """Where the packed file of a split lies."""
+    """The path of a split's packed file."""
     return root / f"{split}.phx"
 
 
 def open_packed(root: Path, split: str) -> _PackedSource:
-    """One split of a packed set; a file that is cut short or damaged in its index is refused."""
+    """One split of a packed dataset; DataError if the file is truncated or its index damaged."""
     path = packed_path(root, split)
     source = _PackedSource(path, *_read_content(path))
     other = packed_path(root, next(name for name in _SPLITS if name != split))
@@ -138,7 +138,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def _parse_header(file: BinaryIO, path: Path) -> tuple[bytes, dict[str, Any]]:
-    """The bytes of the header and what they say."""
+    """The bytes of the header, and its parsed contents."""
     head = file.read(HEAD.size)
     magic, length = HEAD.unpack(head) if len(head) == HEAD.size else (b"", 0)
     if magic != MAGIC:

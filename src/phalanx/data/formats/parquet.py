@@ -1,8 +1,8 @@
 """Parquet files with an image column and a label column, as Hugging Face publishes them.
 
-Parquet is read a row group at a time, and reading one image decodes all of its group. A few groups
-are kept, so reading in order is fast; in shuffled order every image costs a group, which for
-groups of hundreds of images is slow: `phalanx data build --to packed` once, and train from that.
+Parquet is read by row group, and reading one image decodes its whole group. A few groups are kept,
+so reading in order is fast; in shuffled order every image costs a group, which is slow for groups
+of hundreds of images: convert once with `phalanx data build --to packed`, and train from that.
 """
 
 import hashlib
@@ -34,15 +34,15 @@ _SPLITS = {"train": SHARD_SPLITS["train"], "valid": (*SHARD_SPLITS["valid"], "te
 _SHARD_FILES = ShardFiles(
     r"-of-(?P<total>\d+)(?:-[0-9a-f]+)?\.parquet", splits=_SPLITS, folders=("", "data", "default")
 )
-_IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "bytes")  # where several could be meant
+_IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "bytes")  # preferred if there are several
 _LABEL_COLUMNS = ("label", "labels", "fine_label", "cls")
-_GROUPS_KEPT, _BYTES_KEPT = 4, 256 * 2**20  # of decoded row groups, by one process
+_GROUPS_KEPT, _BYTES_KEPT = 4, 256 * 2**20  # of decoded row groups, per process
 _ARROW_ERRORS = (OSError, ValueError, NotImplementedError)
 
 
 def import_pyarrow() -> Any:
-    """The module that reads and writes parquet; raises DataError with the way to get it."""
-    # Arrow's own allocator keeps what row groups leave behind, and grows for many epochs
+    """The module that reads and writes parquet; DataError if it is not installed."""
+    # Arrow's own allocator does not return the memory of row groups, and grows for many epochs
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     try:
         import pyarrow.parquet
@@ -54,19 +54,19 @@ def import_pyarrow() -> Any:
 
 
 def has_parquet_files(root: Path) -> bool:
-    """Whether parquet files of a split lie in the folder."""
+    """Whether there are parquet files of a split in the folder."""
     return _SHARD_FILES.exist_in(root) or any(find_files(root, split) for split in _SPLITS)
 
 
 def find_files(root: Path, split: str) -> list[Path]:
-    """The files of a split: numbered ones, else all that lie in a folder called as the split."""
+    """The files of a split: numbered ones, else all in a folder named after the split."""
     numbered = _SHARD_FILES.find(root, split)
     folders = [root / name for name in _SPLITS[split]]
     return numbered or next((files for f in folders if (files := sorted(f.glob("*.parquet")))), [])
 
 
 class _ParquetFile:
-    """One file: which columns hold images and labels, and its row groups."""
+    """One file: its columns of images and labels, and its row groups."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -78,7 +78,7 @@ class _ParquetFile:
         self.group_starts = np.cumsum([0, *rows])
 
     def locate_row(self, row: int) -> tuple[int, int]:
-        """The row group of a row, and its place there."""
+        """The row group of a row, and the row's number in it."""
         group = int(np.searchsorted(self.group_starts, row, side="right")) - 1
         if group >= len(self.group_starts) - 1:
             raise ValueError("the file has fewer rows than when its index was built")
@@ -90,7 +90,7 @@ class _ParquetFile:
         return self.file.read_row_group(group, [column], use_threads=False).flatten().column(0)
 
     def find_image_column(self) -> str:
-        """The column with the bytes of images: a struct's "bytes", or one of plain binary."""
+        """The column with the bytes of images: a struct's "bytes", or a binary column."""
         types = import_pyarrow().types
         found = {}
         for field in self.schema:
@@ -101,7 +101,7 @@ class _ParquetFile:
         return found[self._choose_column("image", list(found), _IMAGE_COLUMNS)]
 
     def find_label_column(self) -> str:
-        """The column with the number of the class."""
+        """The column with the class numbers."""
         types = import_pyarrow().types
         found = [field.name for field in self.schema if types.is_integer(field.type)]
         return self._choose_column("label", found, _LABEL_COLUMNS)
@@ -116,7 +116,7 @@ class _ParquetFile:
         )
 
     def read_class_names(self) -> dict[int, str]:
-        """The names of classes in the metadata that Hugging Face adds."""
+        """The class names in the metadata that Hugging Face adds; empty without it."""
         try:
             metadata = json.loads((self.schema.metadata or {})[b"huggingface"])
             names = metadata["info"]["features"][self.find_label_column()]["names"]
@@ -134,7 +134,7 @@ class _ParquetSource(IndexedSource):
         self._groups: OrderedDict[tuple[int, int], Any] = OrderedDict()
 
     def encoded(self, index: int) -> bytes:
-        """The bytes of the image's file, as they were put into the row."""
+        """The bytes of the encoded image in the row; raises BadImage."""
         number, row = int(self.index.file_numbers[index]), int(self.index.offsets[index])
         if self.index.sizes[index] < 0:
             raise self.known_bad(index)
@@ -152,7 +152,7 @@ class _ParquetSource(IndexedSource):
         return bytes(value)
 
     def _read_group(self, number: int, group: int) -> Any:
-        """The decoded images of one row group; those unused longest make room."""
+        """The images of one row group; the least recently used groups are dropped."""
         key = number, group
         if key not in self._groups:
             self._groups[key] = self._files[number].read_group(group)
@@ -169,7 +169,7 @@ class _ParquetSource(IndexedSource):
         fingerprint = self.index.fingerprint()
         digest = hashlib.sha256(fingerprint["sha256"].encode())
         for number in range(len(self.index.files)):
-            size = -1  # a file that is gone is told when it is read
+            size = -1  # a missing file is reported when it is read
             with suppress(OSError):
                 size = (self.root / self.index.files[number]).stat().st_size
             digest.update(f"{size}\n".encode())
@@ -177,7 +177,7 @@ class _ParquetSource(IndexedSource):
 
 
 def open_parquet(root: Path, split: str) -> _ParquetSource:
-    """One split of a set of parquet files."""
+    """One split of a dataset in parquet files."""
     index = _FORMAT.open_index(root, split)
     if index is None:
         raise DataError(
@@ -190,14 +190,14 @@ def open_parquet(root: Path, split: str) -> _ParquetSource:
 
 
 def _scan_file(path: Path) -> ShardScan:
-    """The rows of one file; in its index an offset is a row, and a good image's size is 0."""
+    """The rows of one file; in its index an offset is a row, and the size of a good image is 0."""
     refuse_special(path)
     try:
         file = _ParquetFile(path)
         column = file.file.read([file.find_label_column()], use_threads=False).column(0)
     except _ARROW_ERRORS as cause:
         raise DataError(f"{path}: cannot be read as parquet ({cause}); fetch it again") from None
-    file.find_image_column()  # raises now when there is none
+    file.find_image_column()  # raises now if there is none
     class_names = file.read_class_names()
     missing = column.is_null().to_numpy()
     labels = np.where(missing, -1, column.fill_null(0).to_numpy().astype(np.int64))

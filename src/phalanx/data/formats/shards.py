@@ -1,4 +1,4 @@
-"""Data spread over numbered files: finding all of them, and scanning them on all cores."""
+"""Datasets in numbered files: finding all of them, and scanning them on all cores."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -25,9 +25,9 @@ from phalanx.errors import DataError
 from phalanx.plan.machine import count_cores
 
 SHARD_SPLITS = {"train": ("train",), "valid": ("validation", "valid", "val")}
-SHARD_PREFIX = {"train": "train", "valid": "validation"}  # what our own shards are called
-MAX_CLASSES = 1_000_000  # a label above is no class number but a misread file
-_SMALL_SCAN = 2**30  # bytes one process reads before another one would have started
+SHARD_PREFIX = {"train": "train", "valid": "validation"}  # of the shards that we write
+MAX_CLASSES = 1_000_000  # a larger label is not a class number but a misread file
+_SMALL_SCAN = 2**30  # bytes that one process reads in the time another takes to start
 _MISSING_SHOWN = 5
 _NO_BOX = (np.nan,) * 4
 
@@ -37,19 +37,19 @@ _NO_BOX = (np.nan,) * 4
 
 @dataclass(frozen=True)
 class ShardFiles:
-    """How the files of one format are named: the split, a number and a tail."""
+    """How the files of one format are named: split, number and tail."""
 
-    tail: str  # a pattern with a group "total" for the number of files where the name tells it
+    tail: str  # a pattern; its group "total" is the number of files, if names contain it
     splits: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(SHARD_SPLITS))
-    folders: tuple[str, ...] = ("",)  # where to look besides a folder called as the split
+    folders: tuple[str, ...] = ("",)  # to search besides a folder named after the split
 
     def exist_in(self, root: Path) -> bool:
-        """Whether a file of this format lies in the folder."""
+        """Whether there is a file of this format in the folder."""
         names = [name for names in self.splits.values() for name in names]
         return any(self._match(folder, names) for folder in self._find_folders(root, names))
 
     def find(self, root: Path, split: str) -> list[Path]:
-        """The files of a split in the order of their numbers; none where it has none."""
+        """The files of a split in the order of their numbers; empty if there are none."""
         for name in self.splits[split]:
             for folder in self._find_folders(root, [name]):
                 matches = self._match(folder, [name])
@@ -58,19 +58,19 @@ class ShardFiles:
         return []
 
     def _find_folders(self, root: Path, names: Sequence[str]) -> list[Path]:
-        """The folders the files of a split may lie in."""
+        """The existing folders that may contain the files of a split."""
         folders = [root / name for name in (*self.folders, *names)]
         return [folder for folder in folders if folder.is_dir()]
 
     def _match(self, folder: Path, names: Sequence[str]) -> list[re.Match[str]]:
-        """The files of a split that lie in a folder."""
+        """The files of a split in a folder."""
         pattern = re.compile(rf"(?:.+[-_.])?(?:{'|'.join(names)})-(?P<number>\d+){self.tail}")
         with read_errors(folder, "check its permissions, or download it again"):
             return [m for path in folder.iterdir() if (m := pattern.fullmatch(path.name))]
 
 
 def _sort_by_number(folder: Path, matches: list[re.Match[str]]) -> list[str]:
-    """The names by number; a gap or a second set among them is refused."""
+    """The names by number; DataError for a gap, or if they are from several datasets."""
     by_number = {int(match["number"]): match[0] for match in matches}
     totals = {match["total"] for match in matches}
     if len(totals) > 1 or len(by_number) < len(matches):
@@ -107,7 +107,7 @@ def _describe_missing(
 
 
 def read_class_names(path: Path) -> tuple[str, ...] | None:
-    """The class names of a file, one a line; None where there is no such file."""
+    """The class names in a file, one per line; None if there is no such file."""
     with read_errors(path, "check its permissions"):
         if not path.exists():
             return None
@@ -116,48 +116,48 @@ def read_class_names(path: Path) -> tuple[str, ...] | None:
     return tuple(line.rstrip("\r") for line in text.split("\n") if line.strip())
 
 
-# --- scanning them ---
+# --- scanning files ---
 
 
 class ScannedImage(NamedTuple):
-    """One image met while scanning."""
+    """One image found while scanning."""
 
     name: str
     offset: int
-    size: int  # or what is wrong with it, WRONG_LABEL say
+    size: int  # or a fault, such as WRONG_LABEL
     label: int
     box: Box | None = None
 
 
-SCANNED = np.dtype(  # of an image; a box of nan: none
+SCANNED = np.dtype(  # of one image; a box of nan means none
     [("offset", np.int64), ("size", np.int64), ("label", np.int64), ("box", np.float32, 4)]
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardScan:
-    """What was found in one file, image by image."""
+    """The images found in one file."""
 
     names: StringArray
     rows: NDArray[np.void]  # of SCANNED
-    class_names: dict[int, str]  # by label, where files tell them
+    class_names: dict[int, str]  # by label, if the file has them
 
 
 class UnreadableShard(Exception):
-    """A shard cannot be read on from a byte; `fault` is TRUNCATED_SHARD or DAMAGED_SHARD."""
+    """A shard cannot be read from a byte on; `fault` is TRUNCATED_SHARD or DAMAGED_SHARD."""
 
     def __init__(self, byte: int, fault: int):
         super().__init__(byte, fault)
         self.byte, self.fault = byte, fault
 
     def to_image(self) -> ScannedImage:
-        """One entry for all that is lost, named by the byte where that begins."""
+        """One entry for everything that is lost, named by the byte where it starts."""
         name = f" from byte {self.byte:,} on"
         return ScannedImage(name=name, offset=self.byte, size=self.fault, label=-1)
 
 
 def pack_scan(images: Sequence[ScannedImage], class_names: dict[int, str]) -> ShardScan:
-    """The images of one file; those with a label that no class can have are bad."""
+    """The images of one file; those with an impossible label are marked as bad."""
     rows = np.array([(i.offset, i.size, i.label, i.box or _NO_BOX) for i in images], SCANNED)
     impossible = (rows["label"] < 0) | (rows["label"] >= MAX_CLASSES)
     rows["size"][impossible & (rows["size"] >= 0)] = WRONG_LABEL
@@ -166,7 +166,7 @@ def pack_scan(images: Sequence[ScannedImage], class_names: dict[int, str]) -> Sh
 
 
 def scan_shards(scan: Callable[[Path], ShardScan], paths: Sequence[Path]) -> list[ShardScan]:
-    """A scan of each file, in order; large sets are shared among all cores."""
+    """The scan of each file, in order; large datasets are scanned on all cores."""
     is_small = sum(path.stat().st_size for path in paths) < _SMALL_SCAN
     try:
         with ProcessPool(1 if is_small else min(count_cores(), len(paths))) as pool:
@@ -177,14 +177,14 @@ def scan_shards(scan: Callable[[Path], ShardScan], paths: Sequence[Path]) -> lis
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFormat:
-    """A format of many files: how those of a split are found, and how one is scanned."""
+    """A format of many files: how the files of a split are found, and how one is scanned."""
 
-    key: str  # the index of a split is kept under this name
+    key: str  # part of the name under which an index is stored
     find: Callable[[Path, str], list[Path]]  # (root, split)
     scan: Callable[[Path], ShardScan]
 
     def open_index(self, root: Path, split: str) -> Index | None:
-        """The index of a split, with class names as its own files tell them; None without files."""
+        """The index of a split, with the class names in its own files; None without files."""
         paths = self.find(root, split)
         if not paths:
             return None
@@ -199,7 +199,7 @@ class ShardFormat:
     def assign_classes(
         self, index: Index, root: Path, split: str, listed: tuple[str, ...] | None = None
     ) -> Index:
-        """The index with the classes of a list, else with those of training."""
+        """The index with the listed classes, or without a list with those of the training split."""
         if listed is not None:
             return _assign_listed(index, listed)
         train = self.open_index(root, "train") if split == "valid" else None
@@ -207,7 +207,7 @@ class ShardFormat:
 
 
 def _join_scans(root: Path, paths: Sequence[Path], scans: Sequence[ShardScan]) -> Index:
-    """One index over all files of a split."""
+    """The index over all files of a split."""
     rows = np.concatenate([scan.rows for scan in scans])
     if not len(rows):
         raise DataError(f"{paths[0]}: has no images; fetch or build the data again")
@@ -228,7 +228,7 @@ def _join_scans(root: Path, paths: Sequence[Path], scans: Sequence[ShardScan]) -
 
 
 def _join_class_names(paths: Sequence[Path], scans: Sequence[ShardScan]) -> dict[int, str]:
-    """The name of each class; raises DataError when two files name one differently."""
+    """The name of each class; raises DataError if two files disagree."""
     known: dict[int, str] = {}
     for path, scan in zip(paths, scans, strict=True):
         for label, name in scan.class_names.items():
@@ -245,14 +245,14 @@ def _default_name(label: int) -> str:
 
 
 def _assign_listed(index: Index, names: tuple[str, ...]) -> Index:
-    """The index with these class names, where images of any other class are set aside."""
+    """The index with these class names; images of any other class are marked as bad."""
     unlisted = (index.labels >= len(names)) & (index.sizes >= 0)
     sizes = np.where(unlisted, WRONG_LABEL, index.sizes) if unlisted.any() else index.sizes
     return replace(index, classes=names, sizes=sizes)
 
 
 def _assign_trained(index: Index, train: Index, *, where: Path) -> Index:
-    """The index with the class names of training; raises DataError when they contradict."""
+    """The index with the class names of the training split; raises DataError if they differ."""
     for label in map(int, np.unique(index.labels[index.sizes >= 0])):
         own, is_trained = index.classes[label], label < len(train.classes)
         trained = train.classes[label] if is_trained else "nothing"
@@ -265,7 +265,7 @@ def _assign_trained(index: Index, train: Index, *, where: Path) -> Index:
 
 
 def refuse_unusable(source: IndexedSource) -> None:
-    """Raise DataError when the index knows every image of a split to be bad."""
+    """Raise DataError if every image of a split is bad according to the index."""
     if (source.index.sizes < 0).all():
         raise DataError(
             f"{source.root}: none of this split's images can be used ({len(source):,} in all), the "

@@ -1,4 +1,4 @@
-"""Where images come from: the formats that data can lie in, and what opens each."""
+"""The sources of images: all formats of datasets, and the function that opens each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,8 +22,8 @@ from phalanx.errors import ConfigError, DataError, suggest
 from phalanx.units import parse_share
 
 Split = Literal["train", "valid"]
-FOLDER_FORMS = ("folder", "imagenet")  # whose layout options can tell
-_SHARE_STEPS = 10_000  # the first rule of --val-split took a bare 10 for so many of them
+FOLDER_FORMS = ("folder", "imagenet")  # to which layout options apply
+_SHARE_STEPS = 10_000  # the first rule of --val-split read a bare 10 as 10 of so many
 _USUAL = LayoutOptions()
 
 
@@ -44,19 +44,19 @@ class Source(Protocol):
         """The image as RGB, [height, width, 3]; raises BadImage."""
 
     def name(self, index: int) -> str:
-        """What a person can find the image by."""
+        """The name of the image, by which the user can find it."""
 
     def fingerprint(self) -> dict[str, Any]:
-        """Counts and a hash that change when the data does."""
+        """Counts and a hash that change if the data changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _DataFormat:
-    """A format that data can lie in."""
+    """A format of datasets."""
 
-    files: str  # what lies in the folder
+    files: str  # a description of the files in the folder
     how_to_get: str
-    is_in: Callable[[Path], bool]  # whether it lies in a folder
+    is_in: Callable[[Path], bool]  # whether a folder contains it
     has_split: Callable[[Path, str, LayoutOptions], object] = lambda *_: (
         True
     )  # of one that is there
@@ -71,7 +71,7 @@ _Answer = TypeVar("_Answer")
 def _any_layout(
     ask: Callable[[Path, str], _Answer],
 ) -> Callable[[Path, str, LayoutOptions], _Answer]:
-    """A function of a format that has but one layout."""
+    """A function that ignores the layout, for a format that has only one."""
 
     def ask_any(root: Path, split: str, _layout: LayoutOptions = _USUAL) -> _Answer:
         return ask(root, split)
@@ -164,11 +164,11 @@ _Opener = Callable[[str | None, Split, GeneratedSpec | None], Source]
 
 
 def _build_folder_opener(open_format: Callable[[Path, str, LayoutOptions], Source]) -> _Opener:
-    """The opener of a format that lies in --data-dir."""
+    """The opener of a format that is read from --data-dir."""
     return lambda data_dir, split, _spec: open_format(_existing_folder(data_dir), split, _USUAL)
 
 
-OPENERS: dict[str, _Opener] = {  # "synthetic" is made on the device and has nothing to open
+OPENERS: dict[str, _Opener] = {  # "synthetic" is made on the device: nothing to open
     "embedded": lambda _dir, split, _spec: open_embedded(split),
     "generated": lambda _dir, _split, spec: open_generated(spec),
     **{name: _build_folder_opener(kind.open) for name, kind in DATA_FORMATS.items() if kind.open},
@@ -176,10 +176,10 @@ OPENERS: dict[str, _Opener] = {  # "synthetic" is made on the device and has not
 
 
 class ValSplit(NamedTuple):
-    """How data without a validation split gets one."""
+    """How a validation split is held out from data that has none."""
 
     wanted: str  # "10%", "0.1" or "40"
-    seed: int = 0  # of older runs; today the names alone decide
+    seed: int = 0  # used by older runs; today only the names decide
 
 
 def open_source(
@@ -192,7 +192,7 @@ def open_source(
     layout: LayoutOptions = _USUAL,
     limits: ReadLimits | None = None,
 ) -> Source:
-    """The images of one split of a dataset, of which those above the limits are bad."""
+    """The images of one split of a dataset; those that exceed the limits are bad."""
     if data not in OPENERS:
         raise ConfigError(f"--data: {data!r} has no images to read; {suggest(data, OPENERS)}")
     if not data_dir and DATASETS[data].needs_folder:
@@ -218,13 +218,13 @@ def open_format(
     layout: LayoutOptions = _USUAL,
     val_split: ValSplit | None = None,
 ) -> Source:
-    """One split of what lies in a folder, or one side of it as --val-split divides it."""
+    """One split of the dataset in a folder, or one side of it as split by --val-split."""
     form = DATA_FORMATS[data]
     if form.open is None:
         raise ValueError(f"{data} must be converted, it cannot be opened")
     _refuse_layout(data, layout)
     if val_split is None:
-        if data not in FOLDER_FORMS:  # which say more
+        if data not in FOLDER_FORMS:  # these give a more detailed message
             _refuse_missing_split(data, root, split)
         return form.open(root, split, layout)
     if layout.rule == 1 and data in FOLDER_FORMS:
@@ -232,7 +232,7 @@ def open_format(
         return folder.open_with_first_val_split(root, split, share=share, seed=val_split.seed)
     layout, scoring = replace(layout, scoring=False), layout.scoring
     if form.has_split(root, "valid", layout):
-        if scoring:  # of another folder than the run's: it has its own
+        if scoring:  # another folder than the run's, with a validation split of its own
             return form.open(root, split, layout)
         raise ConfigError(
             f"--val-split {val_split.wanted}: {root} has validation images already; leave the "
@@ -254,7 +254,7 @@ def open_format(
 
 
 def _refuse_missing_split(data: str, root: Path, split: str) -> None:
-    """Raise DataError for a split that is missing beside the other one."""
+    """Raise DataError if only the other split exists."""
     there = {name: DATA_FORMATS[data].has_split(root, name, _USUAL) for name in ("train", "valid")}
     if split == "valid" and there["train"] and not there["valid"]:
         raise DataError(
@@ -268,7 +268,7 @@ def _refuse_missing_split(data: str, root: Path, split: str) -> None:
 
 
 def _refuse_layout(data: str, layout: LayoutOptions) -> None:
-    """Raise ConfigError for options about folders of image files where there are none."""
+    """Raise ConfigError for options about folders of image files if the format is another."""
     given = {
         "--labels": layout.labels,
         "--class-from": layout.class_from,
@@ -282,18 +282,18 @@ def _refuse_layout(data: str, layout: LayoutOptions) -> None:
 
 
 def _find_ranked_name(source: Source, number: int) -> str:
-    """The name that --val-split ranks an image by; a mere number counts with its file's.
+    """The name that --val-split ranks an image by; a number is preceded by the file's name.
 
-    Without the suffix, which another form of the same data may have changed.
+    Without the suffix, which may differ in another format of the same data.
     """
     name = find_portable_name(source, number)
     return source.name(number) if name.isdecimal() else strip_image_suffix(name)
 
 
 def find_portable_name(source: Source, number: int) -> str:
-    """The name an image has in any format: without the shard, or the split's folder.
+    """The name that an image has in any format: without the shard or the split's folder.
 
-    It is CLASS/FILE for a folder, and for files of many images what they call each of them.
+    It is CLASS/FILE for a folder, and for files of many images the name inside the file.
     """
     if isinstance(source, IndexedSource) and source.index.names is not None:
         return source.index.names[number]
@@ -303,7 +303,7 @@ def find_portable_name(source: Source, number: int) -> str:
 
 
 def set_limits(source: Source, limits: ReadLimits | None) -> Source:
-    """The source with those limits; one whose images are in memory has no use for them."""
+    """The source with these limits; they do not apply to images in memory."""
     if limits is not None and isinstance(source, IndexedSource):
         source.limits = limits
     return source
@@ -316,7 +316,7 @@ def _existing_folder(data_dir: str | None) -> Path:
 
 
 def refuse_no_folder(root: Path, hint: str) -> None:
-    """Raise DataError for a path that is no folder."""
+    """Raise DataError for a path that is not a folder."""
     if not root.is_dir():
         what = "is a file, not a folder" if root.exists() else "no such folder"
         raise DataError(f"{root}: {what}; {hint}")

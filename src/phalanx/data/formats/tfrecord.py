@@ -1,9 +1,8 @@
 """ImageNet as TFRecord shards, train-00000-of-01024 and validation-00000-of-00128.
 
 Every checksum is verified when the index is built; training then reads each JPEG with one call,
-from the place it has inside its record. A record whose data is damaged, or whose label no class
-has, is one bad image; so is all that is lost of a shard that is cut off, or damaged where it tells
-a length.
+from its offset inside the record. A record with damaged data or an impossible label is one bad
+image; so is the lost rest of a shard that is truncated, or damaged at the length of a record.
 """
 
 import re
@@ -44,7 +43,7 @@ _NUMBERED_LINE = re.compile(r"(\d+)[:\t](.+)")
 
 
 def open_tfrecord(root: Path, split: str) -> IndexedSource:
-    """One split of a set of shards; classes are named by labels.txt, else by the records."""
+    """One split of a dataset in shards; class names are from labels.txt, else from the records."""
     index = _FORMAT.open_index(root, split)
     if index is None:
         raise DataError(
@@ -58,7 +57,7 @@ def open_tfrecord(root: Path, split: str) -> IndexedSource:
 
 
 def _read_labels(path: Path) -> tuple[str, ...] | None:
-    """The class names in labels.txt, plain or as "0:name"; a background class is left out."""
+    """The class names in labels.txt, as "name" or "0:name"; a background class is left out."""
     lines = read_class_names(path)
     matches = [_NUMBERED_LINE.fullmatch(line) for line in lines or ()]
     names = tuple(match[2].strip() for match in matches if match)
@@ -68,13 +67,13 @@ def _read_labels(path: Path) -> tuple[str, ...] | None:
 
 
 def scan_shard(path: Path) -> ShardScan:
-    """Where the images of one shard lie; every record is checked."""
+    """The images of one shard; the checksum of every record is verified."""
     images: list[ScannedImage] = []
     class_names: dict[int, str] = {}
     try:
         for number, record in enumerate(read_records(path)):
             where = f"{path}: record {number} at byte {record.begin:,}"
-            if not record.intact:  # one image is lost, and is named when it is its turn
+            if not record.intact:  # a bad image, which is reported when it is read
                 name = f"record {number} at byte {record.begin - RECORD_HEADER:,}"
                 images.append(
                     ScannedImage(name=name, offset=record.begin, size=BAD_CHECKSUM, label=0)
@@ -97,7 +96,7 @@ def _add_class_name(known: dict[int, str], label: int, name: str, where: str) ->
 
 
 def _read_record(record: Record, where: str) -> tuple[ScannedImage, str]:
-    """The image of one record and the name of its class, empty where it is not told."""
+    """The image of one record, and the name of its class, or "" if it is not given."""
     data = record.data
     try:
         features = read_example(data)

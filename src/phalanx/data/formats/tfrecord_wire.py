@@ -1,13 +1,13 @@
-"""What a TFRecord file consists of: records, and in each of them an Example message.
+"""The wire format of TFRecord files: records, each with an Example message.
 
 A record is a length, its checksum, the data and its checksum. The checksum is CRC-32C (Castagnoli),
-rotated and shifted by a constant, so that the checksum of data that holds checksums is not a weak
-one.
+rotated and with a constant added, so that the checksum of data that contains checksums is not
+weak.
 
-An Example is a protobuf message of TensorFlow: lists of bytes, floats or integers by name. Only as
-much of the protobuf wire format is here as this one message needs. An Example holds Features
-(field 1), which holds entries (field 1) of a key (1) and a Feature (2); that holds one list,
-whose number says of what: 1 bytes, 2 floats, 3 integers; the list's values are its field 1.
+An Example is a protobuf message of TensorFlow: lists of bytes, floats or integers by name. Only the
+part of the protobuf wire format that this message needs is implemented. An Example contains
+Features (field 1), which contains entries (field 1) of a key (1) and a Feature (2); that contains
+one list, whose field number is its type: 1 bytes, 2 floats, 3 integers; its values are in field 1.
 """
 
 import os
@@ -37,7 +37,7 @@ FeatureValues = Sequence[bytes] | Sequence[float] | Sequence[int]
 
 
 class Record(NamedTuple):
-    """The data of one record, where it begins in the file, and whether its checksum fits."""
+    """The data of one record, its offset in the file, and whether its checksum is right."""
 
     begin: int
     data: bytes
@@ -45,18 +45,18 @@ class Record(NamedTuple):
 
 
 def mask_crc(crc: int) -> int:
-    """A checksum as it stands in the file."""
+    """A checksum as it is stored in the file."""
     return ((crc >> 15 | crc << 17) + _CRC_MASK) & 0xFFFFFFFF
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """All records of a file; raises UnreadableShard where nothing tells where the next begins."""
+    """All records of a file; raises UnreadableShard where the next record cannot be found."""
     with open_data_file(path) as file:
         size, begin = os.fstat(file.fileno()).st_size, 0
         while begin < size:
             header = file.read(RECORD_HEADER)
             length, crc = int.from_bytes(header[:8], "little"), int.from_bytes(header[8:], "little")
-            # the length's own checksum first: a damaged length would look like a cut file
+            # the checksum of the length first: a damaged length would look like a truncated file
             if len(header) == RECORD_HEADER and crc != mask_crc(crc32c(header[:8])):
                 raise UnreadableShard(begin, DAMAGED_SHARD)
             end = begin + RECORD_HEADER + length + _RECORD_FOOTER
@@ -68,7 +68,7 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def write_record(file: BinaryIO, data: bytes) -> None:
-    """Add one record."""
+    """Append one record."""
     length = len(data).to_bytes(8, "little")
     file.write(length + mask_crc(crc32c(length)).to_bytes(4, "little"))
     file.write(data)
@@ -79,7 +79,7 @@ def write_record(file: BinaryIO, data: bytes) -> None:
 
 
 class Field(NamedTuple):
-    """One field of a message: its number, its wire type and where its content lies."""
+    """One field of a message: its number, its wire type and the range of its content."""
 
     number: int
     wire_type: int
@@ -88,7 +88,7 @@ class Field(NamedTuple):
 
 
 def _read_varint(data: bytes, begin: int, end: int) -> tuple[int, int]:
-    """An unsigned number of seven bits a byte, and the place after it."""
+    """An unsigned number of seven bits per byte, and the offset after it."""
     value = 0
     for number, byte in enumerate(data[begin : min(end, begin + 10)]):
         value |= (byte & 0x7F) << (7 * number)
@@ -98,7 +98,7 @@ def _read_varint(data: bytes, begin: int, end: int) -> tuple[int, int]:
 
 
 def _read_fields(data: bytes, begin: int, end: int) -> Iterator[Field]:
-    """The fields of the message between two places; raises ValueError when it is none."""
+    """The fields of the message between two offsets; raises ValueError if it is not a message."""
     while begin < end:
         tag, begin = _read_varint(data, begin, end)
         number, wire_type = tag >> 3, tag & 7
@@ -118,13 +118,13 @@ def _read_fields(data: bytes, begin: int, end: int) -> Iterator[Field]:
 
 
 def _read_submessages(data: bytes, begin: int, end: int) -> list[Field]:
-    """What lies in field 1 of the message between two places, as often as it is there."""
+    """All submessages in field 1 of the message between two offsets."""
     fields = _read_fields(data, begin, end)
     return [field for field in fields if field.number == 1 and field.wire_type == _LENGTH_DELIMITED]
 
 
 def read_example(data: bytes) -> dict[str, Field]:
-    """The lists of an Example by name; raises ValueError when it is none."""
+    """The lists of an Example by name; raises ValueError if it is not an Example."""
     found: dict[str, Field] = {}
     for features in _read_submessages(data, 0, len(data)):
         for entry in _read_submessages(data, features.begin, features.end):
@@ -138,19 +138,19 @@ def read_example(data: bytes) -> dict[str, Field]:
 
 
 def _read_list(data: bytes, values: Field | None, kind: int) -> Iterator[Field]:
-    """The fields of a list of that kind; none when it is of something else, or missing."""
+    """The fields of a list of that kind; none if it is of another kind, or missing."""
     if values is not None and values.number == kind:
         yield from _read_fields(data, values.begin, values.end)
 
 
 def read_spans(data: bytes, values: Field | None) -> list[tuple[int, int]]:
-    """Begin and end of each value of a list of bytes; none when it is of something else."""
+    """Begin and end of each value of a list of bytes; none if it is of another kind."""
     fields = _read_list(data, values, _BYTES)
     return [(f.begin, f.end) for f in fields if f.number == 1 and f.wire_type == _LENGTH_DELIMITED]
 
 
 def read_integers(data: bytes, values: Field | None) -> list[int]:
-    """The values of a list of integers, packed or not; none when it is of something else."""
+    """The values of a list of integers, packed or not; none if it is of another kind."""
     integers = []
     for field in _read_list(data, values, _INTEGERS):
         begin = field.begin
@@ -161,13 +161,13 @@ def read_integers(data: bytes, values: Field | None) -> list[int]:
 
 
 def read_floats(data: bytes, values: Field | None) -> list[float]:
-    """The values of a list of floats, packed or not; none when it is of something else."""
+    """The values of a list of floats, packed or not; none if it is of another kind."""
     fields = _read_list(data, values, _FLOATS)
     return [float(x) for f in fields for x in np.frombuffer(data[f.begin : f.end], "<f4")]
 
 
 def write_example(features: dict[str, FeatureValues]) -> bytes:
-    """An Example with these lists, ordered by name: the same bytes every time."""
+    """An Example with these lists, sorted by name: the same bytes every time."""
     entries = [
         _encode_field(1, _encode_field(1, key.encode()) + _encode_field(2, _encode_list(values)))
         for key, values in sorted(features.items())

@@ -1,12 +1,12 @@
-"""WebDataset shards: tar files train-000000.tar on, the files of one image named alike.
+"""WebDataset shards: tar files train-000000.tar and so on; the files of an image share a name.
 
-An image (jpg, jpeg, png) comes with its class as cls, a number in text, or inside json as "label"
-or "cls"; json may also hold "bbox" (left, top, right, bottom in 0..1, or a list of such) and
-"filename". Names of classes come from classes.txt beside the shards.
+An image (jpg, jpeg, png, ...) has its class in a file .cls, as a number in text, or in .json as
+"label" or "cls"; .json may also contain "bbox" (left, top, right, bottom in 0..1, or a list of
+them) and "filename". Class names are in classes.txt next to the shards.
 
-Tar files are read header by header, by code of our own, because Python's tarfile takes a damaged
-header in the middle for the end of the file. Names and sizes may come as ustar, GNU or pax has
-them; nothing is ever unpacked.
+Tar files are read header by header, by our own code, because Python's tarfile mistakes a damaged
+header in the middle for the end of the file. Headers may be ustar, GNU or pax; nothing is ever
+unpacked.
 """
 
 import json
@@ -43,14 +43,14 @@ from phalanx.errors import DataError
 
 SHARD_FILES = ShardFiles(r"(?:-of-(?P<total>\d+))?\.tar")
 CLASSES_FILE, METADATA = "classes.txt", "metadata.json"
-_IMAGE_SUFFIXES = (  # the first there is of a sample; later formats come behind
+_IMAGE_SUFFIXES = (  # the first one found in a sample is used; formats added later come last
     *("jpg", "jpeg", "png", "webp", "bmp", "gif"),
     *("jfif", "tif", "tiff", "avif", "heic", "heif"),
 )
 _FACTS_LIMIT = 2**20  # bytes of a cls or json member
-_MAX_DIGITS = 18  # of a label: so many fit into the index
-_BOX_SHOWN = 80  # letters of a bbox that is none
-_CLASS_SHOWN = 40  # letters of a class that is no number
+_MAX_DIGITS = 18  # of a label, to fit into the index
+_BOX_SHOWN = 80  # characters of an invalid bbox in a message
+_CLASS_SHOWN = 40  # characters of a class that is not a number
 
 _BLOCK = 512
 _REGULAR, _FOLDER = (b"0", b"\0", b"7"), b"5"
@@ -64,7 +64,7 @@ _REFUSED = {
     b"6": "a pipe",
     b"S": "a sparse file",
 }
-_EXTENSION_LIMIT = 2**20  # bytes of a long name or of pax facts
+_EXTENSION_LIMIT = 2**20  # bytes of a long name or a pax header
 
 
 class _Member(NamedTuple):
@@ -79,7 +79,7 @@ _Parts = dict[str, _Member]  # the files of one image, by suffix
 
 
 def open_tar(root: Path, split: str) -> IndexedSource:
-    """One split of a set of tar shards."""
+    """One split of a dataset in tar shards."""
     index = _FORMAT.open_index(root, split)
     if index is None:
         raise DataError(
@@ -100,13 +100,13 @@ def open_tar(root: Path, split: str) -> IndexedSource:
 
 
 def _describe_lost(index: Index) -> str:
-    """Where the first shard that is cut off or damaged is so; empty where all are whole."""
+    """Where the first truncated or damaged shard breaks; empty if all are complete."""
     lost = np.flatnonzero(np.isin(index.sizes, (TRUNCATED_SHARD, DAMAGED_SHARD)))
     return f" (lost: {index.name(int(lost[0]))})" if len(lost) else ""
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:
-    """What metadata.json says, as some tools put it beside their shards; empty where it is not."""
+    """The contents of metadata.json, which some tools write; empty without it."""
     try:
         with open_data_file(path) as file:
             found = json.loads(file.read())
@@ -118,7 +118,7 @@ def _read_metadata(path: Path) -> dict[str, Any]:
 
 
 def _read_listed(found: Any) -> tuple[str, ...]:
-    """The class names of metadata.json; none where it has no list of them."""
+    """The class names in metadata.json; empty if it has no list of them."""
     return tuple(replace_unstorable(str(n)) for n in found) if isinstance(found, list) else ()
 
 
@@ -126,7 +126,7 @@ def _read_listed(found: Any) -> tuple[str, ...]:
 
 
 def _scan_shard(path: Path) -> ShardScan:
-    """Where the images of one shard lie."""
+    """The images of one shard."""
     groups: dict[str, _Parts] = {}
     lost: list[ScannedImage] = []
     with open_data_file(path) as file:
@@ -144,11 +144,11 @@ _FORMAT = ShardFormat(key="tar", find=SHARD_FILES.find, scan=_scan_shard)
 
 
 def _add_member(groups: dict[str, _Parts], member: _Member, path: Path) -> None:
-    """Put a file to those of its image."""
+    """Add a file to the files of its image."""
     folder, slash, base = member.name.rpartition("/")
     stem, _, suffixes = base.partition(".")
     if not stem:
-        return  # ._files of another system's tar
+        return  # hidden files, such as ._name from macOS
     parts = groups.setdefault(f"{folder}{slash}{stem}", {})
     suffix = suffixes.lower().rpartition(".")[2]
     if suffix in parts:
@@ -159,7 +159,7 @@ def _add_member(groups: dict[str, _Parts], member: _Member, path: Path) -> None:
 
 
 def _is_complete(parts: _Parts) -> bool:
-    """Whether an image and its class came before the shard broke off."""
+    """Whether an image and its class were read before the shard broke off."""
     return not parts.keys().isdisjoint(_IMAGE_SUFFIXES) and ("cls" in parts or "json" in parts)
 
 
@@ -217,12 +217,12 @@ def _read_box(found: Any, where: str) -> Box | None:
 def _read_members(file: BinaryIO, path: Path) -> Iterator[_Member]:
     """The regular files of a tar file, in order, up to its end mark.
 
-    Raises DataError for what has no place in data, and UnreadableShard where the file ends before
-    its mark or cannot be read on.
+    Raises DataError for links, devices and the like, and UnreadableShard where the file ends
+    before its mark or is damaged.
     """
     total, offset = os.fstat(file.fileno()).st_size, 0
-    extensions: dict[str, str] = {}  # facts about the next member
-    everywhere: dict[str, str] = {}  # facts about all that follow
+    extensions: dict[str, str] = {}  # attributes of the next member
+    everywhere: dict[str, str] = {}  # attributes of all following members
     while True:
         begin = offset
         kind, name, size = _read_header(file, begin, {**everywhere, **extensions})
@@ -245,7 +245,7 @@ def _read_members(file: BinaryIO, path: Path) -> Iterator[_Member]:
 def _read_header(
     file: BinaryIO, begin: int, extensions: dict[str, str]
 ) -> tuple[bytes | None, str, int]:
-    """Kind, name and size of the member whose header begins there; no kind: the end mark."""
+    """Kind, name and size of the member whose header is at `begin`; no kind: the end mark."""
     file.seek(begin)
     block = file.read(_BLOCK)
     if len(block) < _BLOCK:
@@ -267,7 +267,7 @@ def _read_header(
 
 def _read_short_name(block: bytes) -> str:
     name, prefix = (part.split(b"\0")[0] for part in (block[:100], block[345:500]))
-    if block[257:263] == b"ustar\0" and prefix:  # GNU keeps other things in this place
+    if block[257:263] == b"ustar\0" and prefix:  # GNU stores other things here
         name = prefix + b"/" + name
     return name.decode(errors="surrogateescape")
 
@@ -282,7 +282,7 @@ def _read_number(field: bytes, begin: int) -> int:
 
 
 def _read_extension(file: BinaryIO, kind: bytes, size: int, begin: int) -> dict[str, str]:
-    """What a GNU or pax header says about members after it, by pax's names."""
+    """The attributes in a GNU or pax header for the members after it, by pax's names."""
     if size > _EXTENSION_LIMIT:
         raise UnreadableShard(begin, DAMAGED_SHARD)
     data = file.read(size)
@@ -291,7 +291,7 @@ def _read_extension(file: BinaryIO, kind: bytes, size: int, begin: int) -> dict[
         return {key: data.split(b"\0")[0].decode(errors="surrogateescape")}
     facts = {}
     try:
-        while data:  # each as "length key=value" and a new line
+        while data:  # lines of "length key=value"
             length = int(data.split(b" ", 1)[0])
             line, data = data[:length].decode(errors="surrogateescape"), data[length:]
             key, equals, value = line.partition(" ")[2].removesuffix("\n").partition("=")
@@ -304,7 +304,7 @@ def _read_extension(file: BinaryIO, kind: bytes, size: int, begin: int) -> dict[
 
 
 def _refuse_member(kind: bytes, name: str, path: Path) -> None:
-    """Raise DataError for links, devices and names that lead out of the file."""
+    """Raise DataError for links, devices and names that point outside the archive."""
     what = _REFUSED.get(kind)
     if what is None and kind not in _REGULAR and kind != _FOLDER:
         what = f"of unknown kind {kind!r}"

@@ -1,1 +1,1 @@
-"""Which files of a folder are images, of which class and split, and what is ignored and why."""
+"""Which files of a folder are images, with their class and split, and which are ignored."""

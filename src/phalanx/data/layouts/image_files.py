@@ -1,4 +1,4 @@
-"""Which files are images: the rule, by version, and what it leaves out, counted by reason."""
+"""Which files are images, by version of the rule, and which are ignored, counted by reason."""
 
 import os
 from collections import Counter
@@ -13,7 +13,7 @@ _FIRST_SUFFIXES = (".jpg", ".jpeg", ".png")
 _SUFFIXES = (
     *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"),
 )
-_HEIF_SUFFIXES = (".heic", ".heif")  # read with pillow-heif, which is an extra
+_HEIF_SUFFIXES = (".heic", ".heif")  # read with pillow-heif, which is optional
 _OTHER_SYSTEMS = ("__MACOSX",)  # folders that archivers add
 _REASONS_SHOWN = 8
 
@@ -43,7 +43,7 @@ def strip_image_suffix(name: str) -> str:
 
 
 def describe_reason(name: str) -> str:
-    """Why a file that is no image is ignored, in a word or two.
+    """Why a file that is not an image is ignored, in a word or two.
 
     >>> describe_reason("notes.TXT"), describe_reason("README")
     ('.txt', 'without a suffix')
@@ -55,7 +55,7 @@ def describe_reason(name: str) -> str:
 
 
 def describe_ignored(ignored: Mapping[str, int]) -> str:
-    """What was ignored, in a line; empty where nothing was.
+    """A line on what was ignored; empty if nothing was.
 
     >>> describe_ignored({".txt": 1, ".xcf": 12})
     'ignored 13 files: 12 .xcf, 1 .txt'
@@ -72,7 +72,7 @@ def describe_ignored(ignored: Mapping[str, int]) -> str:
 
 @dataclass
 class _FoundFiles:
-    """The images below a folder, by their path from there, the folders, and what is ignored."""
+    """The images and folders below a folder, as relative paths, and what is ignored."""
 
     images: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
@@ -86,7 +86,7 @@ def list_folders(folder: Path) -> list[str]:
 
 
 def list_images(folder: Path, *, rule: int = NEWEST_RULE) -> _FoundFiles:
-    """The images of a class folder, sorted: to the bottom, or its own alone by rule 1."""
+    """The images of a class folder, sorted: at any depth, or by rule 1 only directly in it."""
     found, suffixes = _FoundFiles(), find_image_suffixes(rule)
     for name in _walk(folder, found.folders, deep=rule > 1):
         if name.lower().endswith(suffixes):
@@ -99,12 +99,12 @@ def list_images(folder: Path, *, rule: int = NEWEST_RULE) -> _FoundFiles:
 
 
 def count_loose_images(folder: Path) -> int:
-    """How many images lie in a folder itself, in no folder below it."""
+    """The number of images directly in a folder."""
     return sum(1 for _ in _iterate_loose_images(folder, NEWEST_RULE))
 
 
 def has_loose_images(folder: Path, *, rule: int = NEWEST_RULE) -> bool:
-    """Whether an image lies in a folder itself; stops at the first."""
+    """Whether an image is directly in a folder; stops at the first."""
     return any(True for _ in _iterate_loose_images(folder, rule))
 
 
@@ -118,18 +118,18 @@ def _iterate_loose_images(folder: Path, rule: int) -> Iterator[str]:
 
 
 def holds_images(folder: Path, *, rule: int = NEWEST_RULE) -> bool:
-    """Whether an image lies in a folder, by rule 2 at any depth; stops at the first."""
+    """Whether there is an image in a folder, by rule 2 at any depth; stops at the first."""
     return any(True for _ in iterate_images(folder, rule=rule))
 
 
 def iterate_images(folder: Path, *, rule: int = NEWEST_RULE) -> Iterator[str]:
-    """The images of a folder as they are met, by rule 2 at any depth, by their path from there."""
+    """The images of a folder as relative paths, unsorted, by rule 2 at any depth."""
     suffixes = find_image_suffixes(rule)
     return (n for n in _walk(folder, [], deep=rule > 1) if n.lower().endswith(suffixes))
 
 
 def _walk(root: Path, folders: list[str], *, deep: bool) -> Iterator[str]:
-    """The files under a folder by their path from there; the folders met are added to a list."""
+    """The files below a folder as relative paths; `folders` is extended by the folders found."""
     waiting = [""]
     while waiting:
         below = waiting.pop()
@@ -144,9 +144,9 @@ def _walk(root: Path, folders: list[str], *, deep: bool) -> Iterator[str]:
 
 
 def _leads_back(link: os.DirEntry[str], folder: Path) -> bool:
-    """Whether a link leads to a folder on the way to where it lies: its images would be read twice.
+    """Whether a link points to a folder above it, so that images would be read twice.
 
-    Links on the way may have led elsewhere, so each part of it counts with what is above it.
+    A part of the path may itself be a link, so the parents of each part's target count, too.
     """
     target = Path(link).resolve()
     return any(part.resolve().is_relative_to(target) for part in (folder, *folder.parents))
@@ -157,7 +157,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether a folder lies there; a link that leads nowhere is a bad image, not a folder."""
+    """Whether it is a folder; a broken link is a bad image, not a folder."""
     try:
         return entry.is_dir()
     except OSError:

@@ -1,4 +1,4 @@
-"""The images of a split with their classes: by folders, by the names of files, or by a table."""
+"""The images of a split with their classes, from folders, file names or a table."""
 
 import hashlib
 from collections import Counter
@@ -25,18 +25,18 @@ _NO_CLASS_FOLDER = "outside class folders"
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutOptions:
-    """How a folder is to be understood, where its layout alone does not tell."""
+    """How to read a folder, as far as its layout does not show it."""
 
-    rule: int = NEWEST_RULE  # of listing files; older runs keep theirs
+    rule: int = NEWEST_RULE  # the version of the rules for listing files; older runs keep theirs
     valid_split: str | None = None  # the name of the validation split
     class_from: str | None = None  # "prefix": of file names
     labels: str | None = None  # the file that has a label for each image
-    scoring: bool = False  # nothing is trained: data without splits is there to be scored
+    scoring: bool = False  # there is no training: data without splits is scored as a whole
 
     @property
     def key(self) -> str:
-        """What tells an index that was made with these options from others; empty for none."""
-        given = replace(self, scoring=False)  # an index of the same images serves both
+        """A suffix for the name of an index made with these options; empty for the defaults."""
+        given = replace(self, scoring=False)  # the index is the same for both
         if given == LayoutOptions():
             return ""
         if given == LayoutOptions(rule=self.rule):
@@ -52,18 +52,18 @@ class Listing:
     classes: tuple[str, ...]
     images: dict[str, list[str]] = field(default_factory=dict)
     ignored: Ignored = field(default_factory=Counter)
-    findings: list[str] = field(default_factory=list)  # what must be mended first
+    findings: list[str] = field(default_factory=list)  # problems that must be fixed first
 
 
 def relative_prefix(root: Path, folder: Path) -> str:
-    """What paths from the folder begin with when they are counted from the root."""
+    """The path from the root to the folder, as a prefix for paths in it."""
     return "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
 
 
 def list_by_folder(
     root: Path, folder: Path, classes: tuple[str, ...], *, rule: int = NEWEST_RULE
 ) -> Listing:
-    """Images in class folders; findings for folders of no class and for empty ones."""
+    """Images in class folders; findings for folders of unknown classes and empty ones."""
     found, prefix = Listing(classes=classes), relative_prefix(root, folder)
     for name in list_folders(folder):
         files = list_images(folder / name, rule=rule)
@@ -81,7 +81,7 @@ def list_by_folder(
             found.images[name] = [f"{prefix}{name}/{file}" for file in files.images]
     if not found.images and not found.findings:
         found.findings.append(f"{folder}: has no class folders")
-    # images beside the folders of splits are counted once, with those of training
+    # images next to the split folders are counted once, with those of training
     places = {folder, root} if folder.name.lower() in TRAIN_NAMES else {folder}
     loose = sum(map(count_loose_images, places)) if rule > 1 else 0
     if loose:
@@ -92,7 +92,7 @@ def list_by_folder(
 def list_by_prefix(
     root: Path, folder: Path, classes: tuple[str, ...] | None, *, rule: int = NEWEST_RULE
 ) -> Listing:
-    """Images whose file names begin with their class; None: the classes are those that are met."""
+    """Images whose file names start with their class; classes: None for all that are found."""
     files, prefix = list_images(folder, rule=max(rule, 2)), relative_prefix(root, folder)
     images: dict[str, list[str]] = {}
     ignored = files.ignored
@@ -128,14 +128,14 @@ def list_by_table(
     table: Path,
     others: Collection[str] = (),
 ) -> Listing:
-    """Images that a table names, by their path from the root, with their classes.
+    """The images in a table, with their classes; its paths are relative to the root.
 
-    others: images that the table names for another split.
+    others: images that the table lists for another split.
     """
     found = Listing(classes=tuple(classes))
     files, prefix = list_images(folder), relative_prefix(root, folder)
     found.ignored += files.ignored
-    if table.absolute().is_relative_to(folder.absolute()):  # it was read, after all
+    if table.absolute().is_relative_to(folder.absolute()):  # not ignored: the table was read
         found.ignored[describe_reason(table.name)] -= 1
     there = {f"{prefix}{file}" for file in files.images}
     found.ignored[f"not in {table.name}"] += len(there - labels.keys() - {*others})

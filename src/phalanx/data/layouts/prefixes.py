@@ -1,4 +1,4 @@
-"""Classes that stand at the beginning of file names."""
+"""Classes as prefixes of file names."""
 
 import re
 from pathlib import Path, PurePosixPath
@@ -9,7 +9,7 @@ _PREFIX = re.compile(r"([^._-]+)[._-]")  # up to the first dot, underscore or hy
 
 
 def find_prefix(path: str) -> str | None:
-    """The class that a file's name begins with.
+    """The class that a file's name starts with, or None.
 
     >>> find_prefix("train/cat.1.jpg"), find_prefix("n01440764_tench.JPEG"), find_prefix("7.jpg")
     ('cat', 'n01440764', None)
@@ -19,5 +19,5 @@ def find_prefix(path: str) -> str | None:
 
 
 def has_prefixes(folder: Path) -> bool:
-    """Whether the name of an image in a folder, or below it, begins with a class."""
+    """Whether any image in a folder, at any depth, has a name that starts with a class."""
     return any(map(find_prefix, iterate_images(folder)))

@@ -1,4 +1,4 @@
-"""What tells that a folder of images has changed, without listing a large one."""
+"""Snapshots that show whether a folder of images has changed, quickly even for a large one."""
 
 import hashlib
 import os
@@ -8,9 +8,9 @@ from typing import Any
 
 from phalanx.data.layouts.image_files import list_folders, list_images
 
-SMALL_SET = 20_000  # up to so many images each one's size and time are looked at
-_FILES_SAMPLED = 1_000  # above that so many,
-_FOLDERS_SAMPLED = 50  # spread over so many class folders
+SMALL_SET = 20_000  # up to this many images, the size and time of each are checked
+_FILES_SAMPLED = 1_000  # above that, those of this many files,
+_FOLDERS_SAMPLED = 50  # spread over this many class folders
 
 _Row = list[Any]
 
@@ -20,14 +20,14 @@ def snapshot_folder(
 ) -> list[_Row]:
     """The time of each folder with images, and a digest over sizes and times of files.
 
-    known: the rows with times of an earlier snapshot; None: the folders are searched for.
+    known: the rows with times of an earlier snapshot; None: search for the folders.
 
-    A file that comes, goes or gets another name changes the time of its folder, and so does a
-    folder. Those further down are not searched for but known from before; a new one changes the
-    time of the folder it lies in. A file that is written over changes no folder's time: of up to
-    20,000 images each one's size and time go into the digest, of larger sets those of 1,000,
-    spread evenly over 50 class folders that are themselves spread evenly. A change that the sample
-    misses is found when the image is read: its size differs.
+    Adding, removing or renaming a file or folder changes the time of the folder that contains it.
+    Deeper folders are not searched for but known from the earlier snapshot; a new one changes the
+    time of its parent. Overwriting a file does not change the time of its folder: of up to 20,000
+    images, the size and time of each go into the digest, of larger datasets those of 1,000, spread
+    evenly over 50 class folders, which are spread evenly, too. A change that the sample misses is
+    noticed when the image is read, because its size differs.
     """
     names = list_folders(folder) if by_class_folder else [""]
     if known is None:
@@ -41,12 +41,12 @@ def snapshot_folder(
 
 
 def hash_files(folder: Path, files: Iterable[str]) -> str:
-    """A digest over the sizes and times of files; one that cannot be looked at is left out."""
+    """A digest over the names, sizes and times of files; inaccessible ones are left out."""
     digest = hashlib.sha256()
     for file in files:
         try:
             stat = os.stat(folder / file)
-        except OSError:  # a dangling link
+        except OSError:  # a broken link
             continue
         line = f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
         digest.update(line.encode(errors="surrogateescape"))
@@ -60,7 +60,7 @@ def _list_below(folder: Path, rule: int) -> list[str]:
 def _read_time(folder: Path) -> int:
     try:
         return folder.stat().st_mtime_ns
-    except OSError:  # gone since
+    except OSError:  # deleted meanwhile
         return -1
 
 
@@ -69,7 +69,7 @@ def _join(name: str, inner: str) -> str:
 
 
 def _sample_files(folder: Path, names: Sequence[str], rule: int) -> list[str]:
-    """The images whose size and time tell of changes, by their path from the folder."""
+    """The images whose sizes and times go into the digest, as paths relative to the folder."""
     files: list[str] = []
     for name in names:
         files += [_join(name, file) for file in list_images(folder / name, rule=rule).images]
@@ -87,7 +87,7 @@ def _sample_files(folder: Path, names: Sequence[str], rule: int) -> list[str]:
 
 
 def _sample_evenly(items: Sequence[str], count: int) -> list[str]:
-    """So many of the items, at even distances; all of them where there are no more."""
+    """`count` of the items, evenly spaced; all of them if there are not more."""
     if len(items) <= count:
         return list(items)
     return [items[number * len(items) // count] for number in range(count)]

@@ -1,4 +1,4 @@
-"""Where the splits of a folder lie: train/ beside val/, or class folders alone."""
+"""The splits of a folder: train/ and val/, or only class folders."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ from phalanx.data.layouts.prefixes import has_prefixes
 from phalanx.errors import ConfigError, suggest
 
 TRAIN_NAMES = ("train", "training")
-VALID_NAMES = ("val", "valid", "validation", "dev", "eval", "test")  # the first there is
-_OFTEN_UNLABELLED = ("dev", "eval", "test")  # a split only where classes are told
+VALID_NAMES = ("val", "valid", "validation", "dev", "eval", "test")  # the first that exists
+_OFTEN_UNLABELLED = ("dev", "eval", "test")  # used as a split only if images have classes
 _FIRST_NAMES = {"train": ("train",), "valid": ("val", "validation", "valid")}  # of rule 1
-_FOLDERS_TRIED = 3  # to see whether folders hold images
+_FOLDERS_TRIED = 3  # how many folders are checked for images
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFolders:
-    """The folders of the splits, None for one that is missing; and those that nothing uses."""
+    """The folders of the splits, None for one that is missing; and the unused folders."""
 
     train: Path | None
     valid: Path | None
     left_over: tuple[str, ...] = ()
-    flat: bool = False  # train is the folder itself: nothing but class folders
+    flat: bool = False  # train is the folder itself, which contains only class folders
 
     def find(self, split: str) -> Path | None:
         """The folder of train or valid."""
@@ -41,15 +41,15 @@ def find_split_folders(
     valid_split: str | None = None,
     loose: bool = False,
 ) -> SplitFolders:
-    """Where the splits lie; class folders without any are training data.
+    """The folders of the splits; class folders without splits are training data.
 
-    loose: images need no class folder, their class is told otherwise.
+    loose: images need no class folders, because their classes are given in another way.
     """
     if rule == 1:
         return _find_by_first_rule(root)
     folders = list_folders(root)
     by_name: dict[str, str] = {}
-    for name in folders:  # where the case alone tells two apart, the plain spelling is meant
+    for name in folders:  # if two differ only in case, take the lower-case one
         if name.lower() not in by_name or name == name.lower():
             by_name[name.lower()] = name
     train = next((by_name[name] for name in TRAIN_NAMES if name in by_name), None)
@@ -80,7 +80,7 @@ def _find_by_first_rule(root: Path) -> SplitFolders:
 
 
 def _is_split(root: Path, name: str | None, folders: Sequence[str], *, loose: bool) -> bool:
-    """Whether a folder of that name is a split, not a class: pictures of trains, say."""
+    """Whether a folder of that name is a split and not a class, such as pictures of trains."""
     if name is None:
         return False
     if loose or list_folders(root / name) or not has_loose_images(root / name):
@@ -90,7 +90,7 @@ def _is_split(root: Path, name: str | None, folders: Sequence[str], *, loose: bo
 
 
 def _shows_images(folder: Path) -> bool:
-    """Whether images lie in a folder or in the first few below it; a deep search may take long."""
+    """Whether images are in a folder or the first few below it; a full search may take long."""
     inner = [folder / name for name in list_folders(folder)[:_FOLDERS_TRIED]]
     return any(has_loose_images(each) for each in (folder, *inner))
 
@@ -98,7 +98,7 @@ def _shows_images(folder: Path) -> bool:
 def _choose_valid(
     root: Path, by_name: dict[str, str], valid_split: str | None, *, loose: bool
 ) -> str | None:
-    """The validation folder: the one that is asked for, else the first of the usual names."""
+    """The validation folder: that of the option, else the first of the usual names."""
     if valid_split is not None:
         wanted = valid_split.strip("/").lower()
         if wanted not in by_name or wanted in TRAIN_NAMES:
@@ -116,7 +116,7 @@ def _choose_valid(
 
 
 def has_class_folders(root: Path, *, rule: int = NEWEST_RULE) -> bool:
-    """Whether class folders lie here, or a training or validation folder with some."""
+    """Whether a folder has class folders, or a training or validation folder that has some."""
     found = find_split_folders(root, rule=rule)
     if not found.flat:
         return any(folder and list_folders(folder) for folder in (found.train, found.valid))
@@ -130,10 +130,10 @@ def has_class_folders(root: Path, *, rule: int = NEWEST_RULE) -> bool:
 
 
 def _are_deep_classes(root: Path, names: Sequence[str]) -> bool:
-    """Whether folders with images further down are classes, and not datasets side by side.
+    """Whether folders with images deeper down are classes, and not several datasets.
 
-    They are where one of them has images of its own, or where all are divided alike: by one folder
-    each, or by folders of the same names.
+    They are if one of them has images directly in it, or if all have the same structure: one
+    folder each, or folders of the same names.
     """
     if not all(holds_images(root / name) for name in names[:_FOLDERS_TRIED]):
         return False
@@ -146,7 +146,7 @@ def _are_deep_classes(root: Path, names: Sequence[str]) -> bool:
 
 
 def describe_split_folders(root: Path, found: SplitFolders) -> str:
-    """The layout of a folder, in a line."""
+    """A line on the layout of a folder."""
     if found.flat:
         return "class folders without splits"
     folders = [folder for folder in (found.train, found.valid) if folder]

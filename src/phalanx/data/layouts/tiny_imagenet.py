@@ -1,4 +1,4 @@
-"""Tiny-ImageNet's validation images: one folder, and a table that says what they show."""
+"""Tiny-ImageNet's validation images: one folder, and a table of their classes."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ _ANNOTATIONS, _IMAGES = "val_annotations.txt", "images"
 
 
 def find_annotations(valid_folder: Path | None) -> Path | None:
-    """The table of a validation folder as Tiny-ImageNet has it; None for any other folder.
+    """The table in Tiny-ImageNet's validation folder; None for any other folder.
 
-    Many move its images into class folders, and leave the table where it was.
+    Many people move its images into class folders, and leave the table where it was.
     """
     if valid_folder is None or not (valid_folder / _IMAGES).is_dir():
         return None
@@ -19,9 +19,9 @@ def find_annotations(valid_folder: Path | None) -> Path | None:
 
 
 def parse_annotations(text: str, table: Path, *, prefix: str) -> dict[str, str]:
-    """The class of each image by its path; lines are FILE, class and a box, set apart by tabs.
+    """The class of each image by its path; lines are file, class and box, separated by tabs.
 
-    prefix: what the paths of images begin with, "val/" say.
+    prefix: of the paths of images, such as "val/".
     """
     labels = {}
     for number, line in enumerate(text.splitlines(), 1):

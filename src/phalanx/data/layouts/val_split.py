@@ -1,8 +1,7 @@
-"""A validation split for data that has none: exact, a like share of each class, stable.
+"""A validation split for data that has none: exact, the same share of each class, stable.
 
-Within a class images are ranked by a hash of their names and the first few are taken. So a split
-follows from the names alone: neither the seed nor the format enters, and images that are added
-move few others.
+Within a class, images are ranked by a hash of their names and the first few are taken. So a split
+depends only on the names, not on the seed or the format, and adding images moves few others.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ _Integers = NDArray[np.int64]
 def choose_valid_images(
     labels: _Integers, name: Callable[[int], str], *, wanted: str, classes: tuple[str, ...]
 ) -> _Integers:
-    """The numbers of the images to validate on, ascending; labels outside of classes stay.
+    """The numbers of the images to validate on, ascending; none with a label out of range.
 
     wanted: "10%", "0.1" or "40".
     """
@@ -41,7 +40,7 @@ def _rank(name: str) -> bytes:
 
 
 def _count_images(wanted: str, counts: _Integers) -> int:
-    """How many images are meant; refused where a class would have none left to train on."""
+    """How many images to hold out; ConfigError if a class would have none left to train on."""
     share, images = parse_val_split(wanted), int(counts.sum())
     total = share if isinstance(share, int) else int(share * images + Fraction(1, 2))
     most = int(np.maximum(counts - 1, 0).sum())
@@ -58,9 +57,9 @@ def _count_images(wanted: str, counts: _Integers) -> int:
 
 
 def _count_by_class(counts: _Integers, total: int) -> _Integers:
-    """How many images of each class are taken: their shares rounded so that the sum is exact.
+    """How many images of each class to hold out: shares rounded so that the sum is exact.
 
-    Where there are enough, each class gives one at least; none gives its last.
+    Each class gives at least one if the total allows it, and never its last.
     """
     most = np.maximum(counts - 1, 0)
     least = np.minimum(most, 1) * int(total >= np.count_nonzero(most))
@@ -76,9 +75,9 @@ def _count_by_class(counts: _Integers, total: int) -> _Integers:
 
 
 def choose_by_first_rule(files: list[str], *, share: float, seed: int) -> set[str]:
-    """Those images of one class that older runs validate on, by chance of their name and the seed.
+    """The images of one class that older runs validate on: at random, from name and seed.
 
-    One at least, and never all.
+    At least one, and never all.
     """
     ranks = {}
     for file in files:

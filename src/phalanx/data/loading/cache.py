@@ -1,7 +1,7 @@
-"""Memory that several processes share, and the cache of encoded images in it (--dataset-cache).
+"""The cache of encoded images in memory shared by several processes (--dataset-cache).
 
-An image is put there by whoever reads it first. Its offset is fixed by the index, so nobody waits:
-two that read the same image at once write the same bytes.
+The process that reads an image first puts it there. Its offset follows from the index, so no lock
+is needed: two processes that read the same image at once write the same bytes.
 """
 
 import mmap
@@ -16,12 +16,12 @@ from phalanx.data.formats.sources import Source, Split
 from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
 
-_MAX_OF_FREE = 0.8  # the rest is left to the training itself
+_MAX_OF_FREE = 0.8  # of the free memory; the rest is left to training
 _OFFSET = np.dtype(np.int64)
 
 
 class Cache:
-    """One split's images in shared memory: their offsets, whether they are there, their bytes."""
+    """One split's images in shared memory: offsets, flags of which are cached, and bytes."""
 
     def __init__(self, memory: mmap.mmap, begin: int, images: int):
         flags_begin = begin + (images + 1) * _OFFSET.itemsize
@@ -30,15 +30,15 @@ class Cache:
         self._memory, self._begin = memory, flags_begin + images
 
     def get(self, index: int) -> bytes | None:
-        """The bytes of an image, if it was put there."""
+        """The bytes of an image; None if it is not cached."""
         return self._memory[self._range(index)] if self._is_there[index] else None
 
     def put(self, index: int, data: bytes) -> None:
-        """Keep the bytes of an image; a file that changed its size does not fit here."""
+        """Cache the bytes of an image, unless the size of its file has changed."""
         place = self._range(index)
         if place.stop - place.start == len(data):
             self._memory[place] = data
-            self._is_there[index] = 1  # last: whoever sees it finds all bytes
+            self._is_there[index] = 1  # last: whoever sees the flag finds all bytes
 
     def _range(self, index: int) -> slice:
         begin, end = self.offsets[index : index + 2].tolist()
@@ -46,9 +46,9 @@ class Cache:
 
 
 class SharedCaches:
-    """The memory behind the caches of both splits; `handle` is what a worker opens it by.
+    """The memory of the caches of both splits; workers open it with `handle`.
 
-    processes: how many, with this one, have such memory of their own.
+    processes: how many, including this one, have such a cache of their own.
     """
 
     def __init__(self, sources: dict[Split, Source], where: str, processes: int = 1):
@@ -73,7 +73,7 @@ class SharedCaches:
             np.cumsum(column, out=self.caches[split].offsets[1:])
 
     def close(self) -> None:
-        """Give the descriptor back; the memory goes with the last process that has it."""
+        """Close the file descriptor; the memory is freed with the last process that maps it."""
         self._file.close()
 
 
@@ -84,12 +84,12 @@ def open_caches(handle: dict[str, Any]) -> dict[str, Cache]:
 
 
 def is_cacheable(source: Source) -> bool:
-    """Whether a source's images are files or pieces of them, not pixels in memory or mapped."""
+    """Whether a source's images are encoded files, not raw pixels in memory or in a mapped file."""
     return hasattr(source, "encoded") and not getattr(source, "raw", False)
 
 
 def _find_sizes(source: Source) -> np.ndarray:
-    """The size of each encoded image; nothing for a source that needs no cache."""
+    """The size of each encoded image; zeros for a source that needs no cache."""
     if not is_cacheable(source):
         return np.zeros(len(source), _OFFSET)
     sizes: np.ndarray = np.asarray(source.index.sizes, _OFFSET)  # type: ignore[attr-defined]
@@ -98,7 +98,7 @@ def _find_sizes(source: Source) -> np.ndarray:
 
 
 def refuse_too_large(total: int, free: int, where: str) -> None:
-    """Raise ConfigError for images that do not fit into memory."""
+    """Raise ConfigError if the images do not fit into memory."""
     if total > _MAX_OF_FREE * free:
         raise ConfigError(
             f"--dataset-cache: {where} needs {format_bytes(total)}, but may use only "
@@ -108,7 +108,7 @@ def refuse_too_large(total: int, free: int, where: str) -> None:
 
 
 def free_memory() -> int:
-    """Bytes that can still be used: what the system has, or what a container may have."""
+    """Free memory in bytes: that of the system, or of the container if it is limited."""
     facts = dict(line.split(":") for line in _read_lines("/proc/meminfo"))
     if "MemAvailable" not in facts:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -116,7 +116,7 @@ def free_memory() -> int:
     group = [_read_lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current")]
     if all(lines and lines[0].isdigit() for lines in group):
         stat = dict(line.split() for line in _read_lines("/sys/fs/cgroup/memory.stat"))
-        reclaimable = int(stat.get("inactive_file", 0))  # files that were read; they make room
+        reclaimable = int(stat.get("inactive_file", 0))  # page cache, which can be freed
         free = min(free, int(group[0][0]) - int(group[1][0]) + reclaimable)
     return free
 

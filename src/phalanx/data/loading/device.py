@@ -1,4 +1,4 @@
-"""From uint8 on the host to what the model sees on the device."""
+"""From uint8 pixels on the host to the model's input on the device."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -11,21 +11,21 @@ from torch import Tensor
 
 from phalanx.data.transforms.normalization import find_scale_and_shift
 
-_COPIES_KEPT = 2  # steps whose host memory is held until the device has it
+_COPIES_KEPT = 2  # steps whose host memory is kept until it is copied
 
 _Item = TypeVar("_Item")
 _Copy = TypeVar("_Copy")
 
 
 class Normaliser:
-    """Copies images to the device and normalises them, there or before.
+    """Copies images to the device and normalises them, on the device or before on the host.
 
     mean-std: values in 0..1, minus the mean, over the std. mean: values in 0..255, minus the mean.
-    per-image: minus the image's own mean, over its own std, which counts as 1 / sqrt(values) at
-    the least, so that a plain image does not blow up. none: values in 0..1.
+    per-image: minus the image's own mean, over its own std, which is at least 1 / sqrt(values),
+    so that an image of one colour is not divided by zero. none: values in 0..1.
 
-    Called with [N, H, W, 3] bytes it gives [N, 3, H, W] floats, which are channels_last as they
-    come. `copy_pixels` and `normalise` are its two halves, for copies that run ahead.
+    Called with [N, H, W, 3] bytes it returns [N, 3, H, W] floats, in channels_last memory format.
+    `copy_pixels` and `normalise` are its two halves, for copies ahead of use.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Normaliser:
         return self.normalise(self.copy_pixels(pixels))
 
     def copy_pixels(self, pixels: NDArray[np.uint8] | Tensor) -> Tensor:
-        """A copy on the device: of bytes, of floats, or of images that are normalised already."""
+        """A copy on the device: of bytes, of floats, or of images normalised on the host."""
         raw = torch.from_numpy(pixels) if isinstance(pixels, np.ndarray) else pixels
         if self._on_host:
             raw = self._normalise_values(raw)
@@ -64,7 +64,7 @@ class Normaliser:
         return raw.to(self.device, non_blocking=True)
 
     def normalise(self, copied: Tensor) -> Tensor:
-        """The model's input, from what `copy_pixels` gave."""
+        """The model's input, from what `copy_pixels` returned."""
         return (copied if self._on_host else self._normalise_values(copied)).permute(0, 3, 1, 2)
 
     def _normalise_values(self, raw: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Normaliser:
             values = raw.flatten(1).float()
             std, mean = torch.std_mean(values, 1, correction=0, keepdim=True)
             return ((values - mean) / std.clamp_min(values.shape[1] ** -0.5)).view(raw.shape)
-        # constants for a whole row of pixels: a tenth of the cost of broadcasting over three
+        # constants for a whole row of pixels: a tenth of the cost of broadcasting three channels
         width = raw.shape[2]
         if width not in self._row_constants:
             scale, shift = self._scale.repeat(width), self._shift.repeat(width)
@@ -82,7 +82,7 @@ class Normaliser:
 
 
 def allocate_pinned(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """An array to fill that a GPU can copy from by itself."""
+    """An array in pinned memory, which a GPU can copy asynchronously."""
     array: NDArray[np.uint8] = torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
     return array
 
@@ -90,9 +90,9 @@ def allocate_pinned(shape: tuple[int, ...]) -> NDArray[np.uint8]:
 def copy_ahead(
     items: Iterable[_Item], copy: Callable[[_Item], _Copy], device: torch.device
 ) -> Generator[tuple[_Copy, Any], None, None]:
-    """Each item's copy on the device, made on a stream of its own, and the event of its end.
+    """Each item's copy, made on a separate CUDA stream, and the event of its completion.
 
-    Host memory is let go only when the device has read it: `items` may reuse it then.
+    An item is kept until the device has copied it: only then may `items` reuse its host memory.
     """
     stream = torch.cuda.Stream(device)
     under_way: deque[tuple[_Item, Any]] = deque()
@@ -107,10 +107,10 @@ def copy_ahead(
 
 
 def wait_for_copy(tensors: Iterable[Tensor], done: Any) -> None:
-    """Make the current stream wait for tensors that another one copied, and keep their memory.
+    """Make the current stream wait for tensors copied on another one, and keep their memory.
 
-    Without record_stream the allocator would give their memory to the other stream's next copy as
-    soon as Python lets them go, though work queued here may still read it.
+    Without record_stream the allocator would reuse their memory for the other stream's next copy
+    as soon as Python frees them, though work queued on this stream may still read it.
     """
     stream = torch.cuda.current_stream()
     stream.wait_event(done)

@@ -1,4 +1,4 @@
-"""Images that somebody hands over: files, folders, Pillow images or arrays, to pixels."""
+"""Images that a caller passes, as files, folders, Pillow images or arrays, read as pixels."""
 
 import os
 from collections.abc import Iterable
@@ -28,13 +28,13 @@ _KINDS = "a file, a folder, a Pillow image, an array, or a list of these"
 
 @dataclass(frozen=True)
 class NamedImage:
-    """One image that was handed over, and what answers call it."""
+    """One image that a caller passed, and its name in answers."""
 
     name: str
     image: Path | Pillow.Image | NDArray[np.uint8]
 
     def read(self, limits: ReadLimits, *, upright: bool) -> Image:
-        """Its pixels; raises BadImage for a file that is none, or is too large."""
+        """The pixels; raises BadImage for a file that is not an image or is too large."""
         if isinstance(self.image, Path):
             data = read_image_file(self.image, self.name, limits)
             return decode(data, self.name, max_pixels=limits.max_pixels, upright=upright)
@@ -49,9 +49,9 @@ ImageInputs = _ImageInput | Iterable[_ImageInput] | Iterable[NamedImage]
 
 
 def collect_images(images: ImageInputs) -> list[NamedImage]:
-    """Every image that is meant, in order; a folder stands for all images in it.
+    """All images of an input, in order; a folder stands for all images in it.
 
-    Raises DataError for what is no image and for what has none.
+    Raises DataError for an input that is not an image or contains none.
     """
     is_list = isinstance(images, Iterable) and not isinstance(images, _NO_LISTS)
     given: list[Any] = list(images) if is_list and not _is_tensor(images) else [images]  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def collect_images(images: ImageInputs) -> list[NamedImage]:
 
 
 def _list_one(given: Any, number: int) -> list[NamedImage]:
-    """What one item of a list stands for; number: of the first image in it, counted from 1."""
+    """The images of one item of a list; number: that of its first image, counted from 1."""
     if isinstance(given, NamedImage):
         return [given]
     if isinstance(given, str | Path):
@@ -88,12 +88,12 @@ def _list_one(given: Any, number: int) -> list[NamedImage]:
 
 
 def _is_tensor(given: object) -> bool:
-    """Whether it is a torch tensor; this room does without torch."""
+    """Whether it is a torch tensor; checked without importing torch."""
     return type(given).__module__.partition(".")[0] == "torch"
 
 
 def _list_path(path: Path) -> list[NamedImage]:
-    """A file, or the images of a folder and of the folders in it, by name."""
+    """A file, or the images of a folder and its subfolders, by name."""
     name = str(path)
     if "\0" in name:
         raise DataError(f"{name!r}: contains a zero byte, which no file name can have")
@@ -104,13 +104,13 @@ def _list_path(path: Path) -> list[NamedImage]:
             ignored = describe_ignored(found.ignored) or "it is empty"
             raise DataError(f"{name}: no image in this folder; {ignored}")
         return [NamedImage(str(path / file), path / file) for file in found.images]
-    if not os.path.lexists(path):  # a link that leads nowhere is answered as a bad image
+    if not os.path.lexists(path):  # a broken link counts as a bad image
         raise DataError(f"{name}: no such file or folder")
     return [NamedImage(name, path)]
 
 
 def _array_to_pixels(array: NDArray[Any], name: str) -> NDArray[np.uint8]:
-    """RGB bytes of an array of bytes or of floats from 0 to 1."""
+    """The RGB bytes of an array of bytes, or of floats from 0 to 1."""
     channels_last = array[..., None] if array.ndim == 2 else array
     if channels_last.ndim != 3 or channels_last.shape[2] not in (1, 3, 4) or not array.size:
         hint = ""
@@ -135,4 +135,4 @@ def _array_to_pixels(array: NDArray[Any], name: str) -> NDArray[np.uint8]:
         )
     if channels_last.shape[2] == 1:
         return grey_to_rgb(channels_last[..., 0])
-    return np.ascontiguousarray(channels_last[..., :3])  # as Pillow, which drops an alpha channel
+    return np.ascontiguousarray(channels_last[..., :3])  # like Pillow, drops an alpha channel

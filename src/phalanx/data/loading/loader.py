@@ -1,4 +1,4 @@
-"""Batches in the order of the training stream, made here or by worker processes."""
+"""Batches in the order of the training stream, made in this process or by workers."""
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -45,7 +45,7 @@ _SPLITS: tuple[Split, ...] = ("train", "valid")
 
 
 def prefetch(items: Iterator[_Item]) -> Generator[_Item, None, None]:
-    """The same items in the same order, each made by a thread while the one before is used."""
+    """The items in order; a thread makes the next one while the current one is used."""
     with (
         closing(items) if isinstance(items, Generator) else nullcontext(),
         ThreadPoolExecutor(1, "prefetch") as thread,
@@ -57,25 +57,25 @@ def prefetch(items: Iterator[_Item]) -> Generator[_Item, None, None]:
 
 
 class BatchBackend:
-    """Makes batches of one split in this process; `close` frees what it holds."""
+    """Makes the batches of one split; `close` frees what it holds."""
 
-    needs_prefetch = True  # unless a batch costs the host so little that a thread would cost more
-    works_ahead = False  # whether other processes make the next batches meanwhile
+    needs_prefetch = True  # False if a batch costs the host less than a thread would
+    works_ahead = False  # whether other processes already make the next batches
 
     def batches(self, requests: Iterable[BatchRequest]) -> _Stream:
         """The batch of each request, in order."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Free threads and the like; does nothing the second time."""
+        """Free threads and memory; may be called twice."""
 
 
 class _HostBackend(BatchBackend):
-    """Fills memory of this process."""
+    """Decodes and augments images in this process."""
 
     def __init__(self, reader: Reader, allocate: _Allocate, *, feeds_cpu: bool):
         self._reader, self._allocate = reader, allocate
-        # copying rows is so little work that a thread would only take a core from the step
+        # copying rows takes so little that a thread would only take a core from the step
         self.needs_prefetch = not (feeds_cpu and isinstance(reader.source, ArraySource))
 
     def batches(self, requests: Iterable[BatchRequest]) -> _Stream:
@@ -85,7 +85,7 @@ class _HostBackend(BatchBackend):
 
 
 class _WorkerBackend(BatchBackend):
-    """Fills memory of this process with what workers have decoded."""
+    """Copies the images that workers have decoded into batches."""
 
     works_ahead = True
 
@@ -110,15 +110,15 @@ class _WorkerBackend(BatchBackend):
 
 
 class Loader:
-    """Gives the batches of an input spec: the same bytes for any number of workers.
+    """Yields the batches of an input spec: the same bytes for any number of workers.
 
     Use it as a context manager, or call close. One iteration over the training steps and one over
-    the validation images can be under way at a time; beginning another ends the first.
+    the validation images can run at a time; starting another ends the first of its kind.
 
     images_per_task: how many a worker fills at a time. cache: how many processes of this machine,
-    with this one, keep encoded images in memory; 0 for none.
-    allocate: where batches are put together, plain memory if not given. backend: makes the batches
-    of a reader on the device, and may ask for their files to be opened by what it is given.
+    including this one, cache encoded images in memory; 0: no cache. allocate: returns the memory
+    of a batch; by default plain memory. backend: builds what makes batches on the device, from a
+    reader and a function that opens their files.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Loader:
             left = f"{spec.gpu_percent} % of the images are left to a GPU"
             raise ValueError(f"{left}, and none is given")
         self.spec = spec
-        self.on_device = backend is not None  # where the images are made
+        self.on_device = backend is not None  # whether images are made on the device
         self.workers = workers
         self.max_bad = max_bad
         self._images_per_task = images_per_task
@@ -144,7 +144,7 @@ class Loader:
         self._feeds_cpu = allocate is None
         self._build_backend = backend or self._build_host_backend
         self._caches: SharedCaches | None = None
-        if cache:  # at once: where it does not fit, that is told before anything begins
+        if cache:  # allocated now, to report before training if it does not fit
             sources = {split: spec.open(split) for split in _SPLITS}
             self._caches = SharedCaches(sources, spec.data_dir or spec.data, processes=cache)
         self._problems = {split: ReadProblems() for split in _SPLITS}
@@ -180,7 +180,7 @@ class Loader:
     def evaluation(self, batch_size: int, share: Share = WHOLE) -> Iterator[Batch]:
         """The share's validation images in order; all shares together see each image once.
 
-        What is made on the host is padded to full batches.
+        Batches that are made on the host are padded to the full size.
         """
         images = len(self.source("valid"))
 
@@ -194,11 +194,11 @@ class Loader:
             yield batch if self.on_device else _pad(batch, batch_size)
 
     def needs_prefetch(self, split: Split) -> bool:
-        """Whether making a batch takes the host so long that it should be made ahead of its use."""
+        """Whether a batch takes the host so long that it should be made ahead of its use."""
         return self._backend(split).needs_prefetch
 
     def reader(self, split: Split) -> Reader:
-        """What reads one split here."""
+        """The reader of one split in this process."""
         if split not in self._readers:
             self._readers[split] = Reader(
                 self.spec,
@@ -211,11 +211,11 @@ class Loader:
 
     @property
     def seen(self) -> dict[str, NDArray[np.uint32]]:
-        """By split, the checksum of each image that was read; 0 for those that were not."""
+        """The checksum of each image by split; 0 for images that were not read."""
         return {split: seen.checksums for split, seen in self._seen.items()}
 
     def restore_seen(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
-        """Hold all images against what earlier processes of a run have read of them."""
+        """Compare all images with the checksums from earlier processes of a run."""
         for split in _SPLITS:
             if split in checksums:
                 self._open_seen(split).restore(checksums[split])
@@ -228,33 +228,33 @@ class Loader:
         return self._seen[split]
 
     def source(self, split: Split) -> Source:
-        """The images behind one split."""
+        """The images of one split."""
         return self.reader(split).source
 
     def names(self, split: Split, indices: Iterable[int]) -> list[str]:
-        """What a person can find each image by; a row without an image has no name."""
+        """The name of each image, by which the user can find it; empty for index -1."""
         source = self.source(split)
         return [source.name(int(index)) if index >= 0 else "" for index in indices]
 
     @property
     def bad(self) -> dict[Split, dict[int, str]]:
-        """The images of each split that could not be read: index to name and reason."""
+        """The images of each split that could not be read: index to a text with name and reason."""
         return {split: problems.bad for split, problems in self._problems.items()}
 
     @property
     def notes(self) -> dict[Split, dict[int, str]]:
-        """The first images of each split smaller than what the model sees."""
+        """Notes on the first images of each split that are smaller than the model's input."""
         return {split: problems.notes for split, problems in self._problems.items()}
 
     def copy_problems(self) -> dict[Split, ReadProblems]:
-        """What has come up so far, for another process; reading may go on in a thread."""
+        """A copy of all problems so far, for another process; a thread may still be reading."""
         return {
             split: ReadProblems(found.bad.copy(), found.notes.copy())
             for split, found in self._problems.items()
         }
 
     def add_problems(self, others: Mapping[Split, ReadProblems]) -> None:
-        """Take in what another process, which reads the same splits, came across."""
+        """Add the problems of another process that reads the same splits."""
         for split, found in others.items():
             own = self._problems[split]
             for index, text in found.bad.items():
@@ -263,18 +263,18 @@ class Loader:
                 own.notes.setdefault(index, text)
 
     def recheck_bad(self, names: Collection[str]) -> None:
-        """Read images that were bad before, which count as bad again.
+        """Read the images that were bad in earlier processes, and count them as bad again.
 
-        Raises DataError for one that can be read now: the run has gone on without it.
+        Raises DataError for one that can be read now, because the run has trained without it.
         """
-        readers = (self.reader(split) for split in _SPLITS if names)  # to find them, all are named
+        readers = (self.reader(split) for split in _SPLITS if names)  # a search over all names
         for reader in readers:
             for index in range(len(reader.source)):
                 if reader.source.name(index) in names:
                     _recheck(reader, index)
 
     def describe_unsaved_indexes(self) -> list[str]:
-        """A line on the index of the images, where it could not be kept on disk."""
+        """A line for each index of images that could not be saved to disk."""
         sources = [reader.source for reader in self._readers.copy().values()]
         indexed = [source for source in sources if isinstance(source, IndexedSource)]
         reasons = {
@@ -286,7 +286,7 @@ class Loader:
         ]
 
     def close(self) -> None:
-        """End the workers; does nothing the second time."""
+        """End the workers; may be called twice."""
         if self._pool is not None:
             self._pool.stop_workers()
         while self._streams:
@@ -295,7 +295,7 @@ class Loader:
             self._pool.close()
         for backend in self._backends.values():
             backend.close()
-        self._backends, self._readers = {}, {}  # and with them the memory they hold
+        self._backends, self._readers = {}, {}  # frees the memory they hold
         if self._caches is not None:
             self._caches.close()
             self._caches = None
@@ -307,7 +307,7 @@ class Loader:
         self.close()
 
     def _open_stream(self, split: Split, requests: Iterable[BatchRequest]) -> _Stream:
-        """The batch of each request, in order; ends the split's stream before."""
+        """The batch of each request, in order; ends the split's previous stream."""
         if split in self._streams:
             self._streams.pop(split).close()
         backend = self._backend(split)
@@ -320,7 +320,7 @@ class Loader:
         return stream
 
     def _compare_with_seen(self, split: Split, stream: _Stream) -> _Stream:
-        """The batches, each after its images were compared with what was read of them before."""
+        """The batches, each after its images were compared with their earlier checksums."""
         seen = self._open_seen(split)
         with closing(stream):
             for batch in stream:
@@ -341,7 +341,7 @@ class Loader:
     def _open_rows(
         self, split: Split, requests: Iterable[BatchRequest]
     ) -> Generator[OpenedRows, None, None]:
-        """The rows of each request in order, of no more images than a worker fills at a time."""
+        """The rows of each request in order, in pieces of at most images_per_task."""
         tasks = self._cut_to_tasks(requests)
         if self.workers:
             return self._open_pool().stream(split, tasks)
@@ -383,7 +383,7 @@ def _recheck(reader: Reader, index: int) -> None:
 
 
 def _pad(batch: Batch, size: int) -> Batch:
-    """The batch with empty rows up to that size."""
+    """The batch padded with empty rows to that size."""
     missing = size - len(batch.labels)
     if not missing:
         return batch

@@ -1,9 +1,9 @@
-"""Rows of a batch as they are opened: pixels, or a JPEG that is left to the GPU and its crop.
+"""Rows of a batch as they are opened: pixels, or a JPEG for the GPU to decode, with its crop.
 
-Which rows the GPU decodes follows from their positions, and what of those it can decode from the
-file. Both kinds lie packed in a slot of memory, pixels first: whoever takes them out copies two
-blocks and touches no single image. A JPEG that finds no room there is read again by whoever
-decodes it, so that room decides the speed and nothing else.
+Which rows the GPU decodes depends on their positions, and whether it can decode them on the file.
+Both kinds are packed into a slot of memory, pixels first: the consumer copies two blocks and no
+single images. A JPEG that does not fit into the slot is read again by the process that decodes
+it, so the size of a slot affects only the speed.
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -29,8 +29,8 @@ except ImportError:  # find_gpu_decode_problem says so
 _Integers = NDArray[np.int64]
 _Bytes = NDArray[np.uint8]
 
-_USUAL_BYTES = 3 * 2**15  # of a photograph of ImageNet's size
-_MOST_ROOM = 2**20  # bytes of a slot for each row; what finds none costs time, and nothing else
+_USUAL_BYTES = 3 * 2**15  # of a typical photograph of ImageNet
+_MOST_ROOM = 2**20  # bytes of a slot for each row; a JPEG that does not fit only costs time
 _JPEG_END = b"\xff\xd9"
 _COLOURS = ("YCbCr", "Gray")
 
@@ -38,50 +38,50 @@ _COLOURS = ("YCbCr", "Gray")
 JPEG_FIELDS = np.dtype(
     [
         ("row", np.int64),  # in the batch
-        ("size", np.int64),  # in bytes; 0 where it found no room
-        ("sides", np.int64, 2),  # height and width when it is upright
-        ("orientation", np.int64),  # that it is still to be turned by
+        ("size", np.int64),  # in bytes; 0 if it did not fit into the slot
+        ("sides", np.int64, 2),  # height and width of the upright image
+        ("orientation", np.int64),  # EXIF orientation, by which it is still to be turned
         ("crop", np.float64, 4),  # top, left, height, width
         ("flip", np.bool_),
     ],
-    align=True,  # as torch wants the numbers of a column
+    align=True,  # torch needs the values of a column aligned
 )
-_JpegFacts = tuple[tuple[int, int], int, FloatCrop, bool]  # the last four of these
+_JpegFacts = tuple[tuple[int, int], int, FloatCrop, bool]  # the last four fields
 
 
 class SlotContents(NamedTuple):
-    """What lies in a slot of memory; travels as JSON."""
+    """The contents of a slot of memory; sent as JSON."""
 
     indices: list[int]  # of each row; -1 for one that is not scored
-    pixel_rows: list[int]  # whose pixels lie at the slot's beginning, in this order
-    jpegs: list[tuple[int, int, *_JpegFacts]]  # whose bytes follow, in this order
+    pixel_rows: list[int]  # rows whose pixels are at the start of the slot, in this order
+    jpegs: list[tuple[int, int, *_JpegFacts]]  # JPEGs whose bytes follow, in this order
 
 
 class OpenedRows(NamedTuple):
-    """Some rows of a batch; its arrays are overwritten once the next ones are asked for."""
+    """Some rows of a batch; the arrays are overwritten when the next rows are requested."""
 
     indices: _Integers
     pixel_rows: _Integers
     pixels: _Bytes  # [len(pixel_rows), size, size, 3]
-    jpegs: NDArray[np.void]  # of JPEG_FIELDS, whose rows are counted from the first of these
-    files: _Bytes  # the bytes of the JPEGs, one after the other
+    jpegs: NDArray[np.void]  # of JPEG_FIELDS; rows are counted from the first of these rows
+    files: _Bytes  # the bytes of the JPEGs, concatenated
 
 
 OpenRows = Callable[[Iterable[BatchRequest]], Generator[OpenedRows, None, None]]
 
 
 def find_row_bytes(reader: Reader) -> int:
-    """How much of a slot a row gets: room for its pixels, or for a JPEG of twice the mean size."""
+    """The bytes of a slot for each row: enough for its pixels, or a JPEG of twice the mean size."""
     spec, source = reader.spec, reader.source
     pixels = 3 * spec.image_size**2
     if not spec.gpu_percent or not isinstance(source, IndexedSource):
         return pixels
-    mean = int(source.index.sizes.clip(0).mean()) or _USUAL_BYTES  # an index may not know them
+    mean = int(source.index.sizes.clip(0).mean()) or _USUAL_BYTES  # an index may have no sizes
     return max(pixels, min(2 * mean, _MOST_ROOM))
 
 
 def find_gpu_rows(positions: _Integers, percent: int) -> NDArray[np.bool_]:
-    """Which rows are the GPU's: spread evenly, and the same in whatever batch they are.
+    """Which rows the GPU decodes: spread evenly, and the same however batches are split.
 
     >>> find_gpu_rows(np.arange(5), 40).tolist()
     [True, False, False, True, False]
@@ -90,7 +90,7 @@ def find_gpu_rows(positions: _Integers, percent: int) -> NDArray[np.bool_]:
 
 
 def fill_slot(reader: Reader, request: BatchRequest, slot: _Bytes) -> SlotContents:
-    """Open the images of a request, and decode those that the GPU does not."""
+    """Open the images of a request, and decode those that the GPU does not decode."""
     positions, size = request
     is_gpu_row = find_gpu_rows(positions, reader.spec.gpu_percent)
     pixels = slot[: len(positions) * 3 * size * size].reshape(-1, size, size, 3)
@@ -119,7 +119,7 @@ def fill_slot(reader: Reader, request: BatchRequest, slot: _Bytes) -> SlotConten
 
 
 def view_slot(contents: SlotContents, size: int, slot: _Bytes) -> OpenedRows:
-    """What was filled into a slot, without a copy."""
+    """The contents of a filled slot, without copying."""
     jpegs = np.array([tuple(jpeg) for jpeg in contents.jpegs], JPEG_FIELDS)
     end = len(contents.pixel_rows) * 3 * size * size
     return OpenedRows(
@@ -134,7 +134,7 @@ def view_slot(contents: SlotContents, size: int, slot: _Bytes) -> OpenedRows:
 def open_rows_here(
     reader: Reader, requests: Iterable[BatchRequest]
 ) -> Generator[OpenedRows, None, None]:
-    """The rows of each request, opened in this process when they are asked for."""
+    """The rows of each request, opened in this process on demand."""
     slot, row_bytes = np.empty(0, np.uint8), find_row_bytes(reader)
     for request in requests:
         needed = len(request.positions) * row_bytes
@@ -145,7 +145,7 @@ def open_rows_here(
 def describe_jpeg(
     reader: Reader, index: int, image: EncodedImage, draws: list[float], size: int
 ) -> _JpegFacts:
-    """What is to become of a JPEG: the last fields of JPEG_FIELDS."""
+    """How a JPEG is to be turned, cropped and flipped: the last four of JPEG_FIELDS."""
     spec, sides, flip = reader.spec.transform, (image.height, image.width), False
     crop: FloatCrop
     if reader.split == "train":
@@ -156,11 +156,11 @@ def describe_jpeg(
 
 
 def is_gpu_decodable(image: Image) -> TypeGuard[EncodedImage]:
-    """Whether nvJPEG is to decode it: a whole JPEG of a usual kind."""
+    """Whether nvJPEG should decode it: a complete JPEG in YCbCr or grey."""
     if not isinstance(image, EncodedImage) or simplejpeg is None:
         return False
     if not (image.data.startswith(JPEG_START) and image.data.endswith(_JPEG_END)):
-        return False  # cut short perhaps, which the device would not tell
+        return False  # maybe truncated, which the device would not report
     try:
         return simplejpeg.decode_jpeg_header(image.data)[2] in _COLOURS
     except ValueError:
@@ -172,7 +172,7 @@ def _suits_gpu(index: int, image: Image) -> bool:
 
 
 def _pack_files(files: list[bytes], room: _Bytes) -> list[int]:
-    """Write files one after the other; gives the bytes of each, 0 for one that finds no room."""
+    """Write files one after the other; returns the size of each, 0 for one that does not fit."""
     used, sizes = 0, []
     for file in files:
         size = len(file) if used + len(file) <= len(room) else 0

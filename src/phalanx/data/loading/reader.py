@@ -1,4 +1,4 @@
-"""What a batch is made from, what it is, and the reader that fills one."""
+"""The specification of batches, the batch itself, and the reader that fills it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,14 +25,14 @@ from phalanx.plan.order import Order
 _Integers = NDArray[np.int64]
 _Bytes = NDArray[np.uint8]
 
-NOTES_KEPT = 1000  # of small images, by each process
+NOTES_KEPT = 1000  # about small images, in each process
 _BAD_SHOWN = 5
 _BLOCK = 1024  # positions of the stream whose random numbers are drawn together
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputSpec:
-    """All that decides a batch's pixels; travels to worker processes as JSON."""
+    """Everything that determines a batch's pixels; sent to worker processes as JSON."""
 
     data: str
     plugin: str | None = None  # modules that add datasets to the tables
@@ -40,18 +40,18 @@ class InputSpec:
     image_size: int
     transform: TransformSpec
     seed: int
-    order: Order | None = None  # None where nothing is trained
+    order: Order | None = None  # None if there is no training
     generated_images: int = 0
     generated_valid_images: int = 0
     layout: LayoutOptions = LayoutOptions()  # noqa: RUF009 - frozen
-    val_split: str | None = None  # what becomes the validation split of data without one
-    growth: tuple[tuple[int, int], ...] = ()  # until which step training images have which size
-    limits: ReadLimits = DEFAULT_LIMITS  # an image above them is bad
-    upright: bool = True  # images are turned as their EXIF says
-    gpu_percent: int = 0  # of the images are left to a GPU to decode
+    val_split: str | None = None  # how much to hold out for validation, for data without a split
+    growth: tuple[tuple[int, int], ...] = ()  # (end step, size) of smaller training images
+    limits: ReadLimits = DEFAULT_LIMITS  # an image that exceeds them is bad
+    upright: bool = True  # whether images are turned as their EXIF says
+    gpu_percent: int = 0  # percentage of the images left to a GPU to decode
 
     def size_at(self, step: int) -> int:
-        """Height and width of that step's training images."""
+        """Height and width of a step's training images."""
         return next((size for end, size in self.growth if step < end), self.image_size)
 
     def open(self, split: Split) -> Source:
@@ -61,7 +61,7 @@ class InputSpec:
         images = self.generated_images if split == "train" else self.generated_valid_images
         generated = GeneratedSpec(images=images, image_size=self.image_size, seed=self.seed)
         val_split = None if self.val_split is None else ValSplit(self.val_split, self.seed)
-        # a folder without splits is scored as a whole, where nothing is trained
+        # without training, a folder without splits is scored as a whole
         layout = replace(self.layout, scoring=self.order is None)
         source = open_source(
             self.data,
@@ -82,7 +82,7 @@ class InputSpec:
         return source
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values that `from_json` takes back."""
+        """Plain values for `from_json`."""
         return asdict(self)
 
     @classmethod
@@ -101,24 +101,24 @@ class InputSpec:
 
 
 class BatchRequest(NamedTuple):
-    """The images that a batch shall hold."""
+    """The images wanted in a batch."""
 
-    positions: _Integers  # ascending; in the stream when training, else in the split
+    positions: _Integers  # ascending; in the training stream, or in the split for scoring
     size: int  # height and width
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Images of one micro-batch, or of one portion when scoring."""
+    """A batch of images, for training or scoring."""
 
-    pixels: Any  # uint8 [B, H, W, 3]: an array, or a tensor where they are made on the device
-    labels: Any  # int64 [B]; with the pixels
-    indices: _Integers  # [B]; -1 on rows that only pad or could not be read
-    positions: _Integers  # [B]; as requested, -1 on rows that only pad
-    ready: Any = None  # what to wait for before the pixels are used, where a device makes them
+    pixels: Any  # uint8 [B, H, W, 3]: an array, or a tensor if made on the device
+    labels: Any  # int64 [B]; in the same memory as the pixels
+    indices: _Integers  # [B]; -1 on rows of padding or that could not be read
+    positions: _Integers  # [B]; as requested, -1 on rows of padding
+    ready: Any = None  # the event to wait for before using pixels made on the device
 
     def __getitem__(self, rows: slice) -> "Batch":
-        """Some of its rows, without a copy."""
+        """Some of the rows, without copying."""
         return Batch(
             self.pixels[rows],
             self.labels[rows],
@@ -130,18 +130,18 @@ class Batch:
 
 @dataclass(frozen=True)
 class ReadProblems:
-    """What came up while reading one split, by image; grows as reading goes on.
+    """The problems met while reading one split, and checksums, by index of the image.
 
-    Checksums are taken out again when their batch is handed on.
+    A checksum is removed when the batch of its image is handed out.
     """
 
-    bad: dict[int, str] = field(default_factory=dict)  # its name and what is wrong with it
-    notes: dict[int, str] = field(default_factory=dict)  # the first that had to be enlarged
-    checksums: dict[int, int] = field(default_factory=dict)  # of images that were read lately
+    bad: dict[int, str] = field(default_factory=dict)  # name, and what is wrong with it
+    notes: dict[int, str] = field(default_factory=dict)  # on the first that had to be enlarged
+    checksums: dict[int, int] = field(default_factory=dict)  # of recently read images
 
 
 class Reader:
-    """Fills rows of pixels from one split and remembers which images were bad or small."""
+    """Fills rows of pixels from one split and records which images are bad or small."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Reader:
         self._find_box: Callable[[int], Box | None] | None = (
             getattr(self.source, "box", None) if spec.transform.boxes else None
         )
-        # of the last two blocks, because a step may straddle them
+        # keep two blocks, because a step may straddle them
         self._draw_block = lru_cache(2)(partial(_draw_block, spec, self.transform))
 
     def fill(self, positions: _Integers, out: _Bytes) -> Batch:
@@ -199,10 +199,11 @@ class Reader:
         *,
         leave: Callable[[int, Image], bool] = lambda index, image: False,
     ) -> tuple[int, Image | None]:
-        """Write an image, or what takes the place of a bad one; gives the index it has.
+        """Write an image, or the replacement of a bad one, into `out`; returns the index used.
 
-        In training the next one that decodes does, in scoring black does, with the index -1.
-        leave: which images are not to be decoded; such a one is given back, and nothing is written.
+        A bad image is replaced by the next one that decodes when training, and by black, with index
+        -1, when scoring. leave: tells which images not to decode; such an image is returned as the
+        second value, and nothing is written.
         """
         while True:
             if image is None and self.split == "valid":
@@ -224,7 +225,7 @@ class Reader:
                 image = None
 
     def find_samples(self, positions: _Integers) -> tuple[_Integers, list[list[float]]]:
-        """The image at each position, and the random numbers it is augmented with in training."""
+        """The image index at each position, and in training the random numbers to augment it."""
         if self.split == "valid":
             return positions.copy(), [[]] * len(positions)
         indices, draws = [], []
@@ -238,18 +239,18 @@ class Reader:
         return np.concatenate(indices), draws
 
     def find_labels(self, indices: _Integers) -> _Integers:
-        """The class of each image; 0 where there is none."""
+        """The class of each image; 0 for index -1."""
         return np.where(indices < 0, 0, self.source.labels[indices])
 
     def find_box(self, index: int, image: Image | None) -> Box | None:
-        """The box of an image's object as it is shown, where crops look for it and it is known."""
+        """The bounding box in the upright image; None if it is unknown or crops do not use it."""
         box = None if self._find_box is None else self._find_box(index)
         if box is not None and isinstance(image, EncodedImage):
             return turn_box(box, image.orientation)
         return box
 
     def _find_next_readable(self, index: int) -> tuple[int, Image]:
-        """The image after this one that opens, and its index; raises DataError when none does."""
+        """The next image that can be opened, and its index; raises DataError if there is none."""
         image = None
         while image is None:
             bad = self.problems.bad
@@ -260,7 +261,7 @@ class Reader:
         return index, image
 
     def open(self, index: int) -> Image | None:
-        """The image, decoded or to be decoded; None for a bad one. What is notable is kept."""
+        """The image, decoded or still encoded; None for a bad one. Records problems and notes."""
         if index in self.problems.bad:
             return None
         image = self.try_open(index)
@@ -275,7 +276,7 @@ class Reader:
         return image
 
     def try_open(self, index: int) -> Image | BadImage:
-        """The image, or what is wrong with it; any thread may call it."""
+        """The image, or the BadImage error; may be called from any thread."""
         try:
             image = open_image(self.source, index, self._cache)
         except BadImage as bad:
@@ -285,13 +286,13 @@ class Reader:
         return image
 
     def record_bad(self, index: int, bad: BadImage) -> None:
-        """Remember a bad image; raises DataError when there are too many."""
+        """Record a bad image; raises DataError if there are too many."""
         self.problems.bad[index] = str(bad)
         refuse_too_many_bad(self.problems.bad, self.max_bad)
 
 
 def _find_runs(positions: _Integers) -> list[tuple[int, int]]:
-    """The first and last of each run of consecutive positions; of a whole step it is one run."""
+    """The first and last of each run of consecutive positions; a whole step is one run."""
     first, last = int(positions[0]), int(positions[-1])
     if last - first + 1 == len(positions):
         return [(first, last)]
@@ -305,7 +306,7 @@ def _draw_block(
 ) -> tuple[_Integers, list[list[float]]]:
     """The images and random numbers of one block of the training stream.
 
-    Drawn in one go, for many steps to come: numpy's price is by the call, not by the number.
+    Drawn together for many steps, because numpy's cost is per call rather than per number.
     """
     if spec.order is None:
         raise ValueError("an input spec without an order has no training batches")
@@ -314,7 +315,7 @@ def _draw_block(
 
 
 def open_image(source: Source, index: int, cache: Cache | None = None) -> Image:
-    """An image of a source: one that can wait with decoding does, others have their pixels."""
+    """An image of a source: still encoded if the source supports that, else its pixels."""
     if cache is None:
         image: Image = getattr(source, "image", source.read)(index)
         return image
@@ -326,7 +327,7 @@ def open_image(source: Source, index: int, cache: Cache | None = None) -> Image:
 
 
 def refuse_too_many_bad(bad: dict[int, str], max_bad: int | None) -> None:
-    """Raise DataError when more training images are bad than the run puts up with."""
+    """Raise DataError if more training images are bad than the run tolerates."""
     if max_bad is not None and len(bad) > max_bad:
         raise DataError(
             _describe_bad(bad, f"more than {max_bad} training images cannot be read")
@@ -336,5 +337,5 @@ def refuse_too_many_bad(bad: dict[int, str], max_bad: int | None) -> None:
 
 
 def _describe_bad(bad: dict[int, str], what: str) -> str:
-    """The first bad images by name, under a line that says what they mean."""
+    """The first bad images by name, below a line that says what is wrong."""
     return "\n".join([f"{what}, the first are:", *(bad[i] for i in sorted(bad)[:_BAD_SHOWN])])

@@ -1,6 +1,6 @@
-"""Sets of small images that lie on the device as a whole and are augmented there.
+"""Datasets of small images that are kept on the device as a whole and augmented there.
 
-The random numbers are the host's and so are the pixels, byte for byte.
+The random numbers are drawn on the host, and the pixels equal the host's, byte for byte.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -19,12 +19,12 @@ from phalanx.data.loading.loader import BatchBackend, prefetch
 from phalanx.data.loading.reader import Batch, BatchRequest, InputSpec, Reader
 from phalanx.kernels.shift import shift_batch, to_rgb
 
-_MAX_OF_FREE = 0.25  # of a GPU's memory; the rest is the model's
+_MAX_OF_FREE = 0.25  # of a GPU's free memory; the rest is left to the model
 BLOCK = 2**15  # images whose random numbers are drawn together
 
 
 def find_resident_problem(spec: InputSpec, source: object) -> str:
-    """What keeps a set from lying on the device; empty where nothing does."""
+    """Why a dataset cannot be kept on the device; empty if it can."""
     transform = spec.transform
     if not isinstance(source, ArraySource):
         return f"{spec.data} is not a set of small images in one array"
@@ -36,24 +36,24 @@ def find_resident_problem(spec: InputSpec, source: object) -> str:
 
 
 def fits_on_device(sources: Sequence[Source], device: torch.device) -> bool:
-    """Whether the sets take little of a GPU's free memory."""
+    """Whether the datasets need less than a quarter of a GPU's free memory."""
     free, _ = torch.cuda.mem_get_info(device)
     arrays = [source.pixels.nbytes for source in sources if isinstance(source, ArraySource)]
     return sum(arrays) < _MAX_OF_FREE * free
 
 
 class _Block(NamedTuple):
-    """What the batches of a few steps are made of."""
+    """The data that the batches of several steps are made from."""
 
     requests: list[BatchRequest]
-    indices: NDArray[np.int64]  # of the images of all of them, one after the other
-    table: NDArray[np.int32]  # what phalanx.kernels.shift takes, and below it the labels
+    indices: NDArray[np.int64]  # of the images of all requests, concatenated
+    table: NDArray[np.int32]  # the four rows for phalanx.kernels.shift, then one of labels
 
 
 class ResidentBackend(BatchBackend):
-    """Makes batches out of a set on the device.
+    """Makes batches from a dataset on the device.
 
-    A batch costs the host a call or two, because everything else is done for many steps at once.
+    A batch costs the host one or two calls: everything else is done for many steps at once.
     """
 
     needs_prefetch = False
@@ -76,7 +76,7 @@ class ResidentBackend(BatchBackend):
                 yield from self._make_batches(block)
 
     def _draw_block(self, requests: list[BatchRequest]) -> _Block:
-        """Which images the requests are for, and how each is shifted and mirrored."""
+        """The images of the requests, and how each is shifted and mirrored."""
         spec, transform = self._reader.spec, self._reader.transform
         assert spec.order is not None
         positions = np.concatenate([request.positions for request in requests])
@@ -103,7 +103,7 @@ class ResidentBackend(BatchBackend):
     def _copy(self, values: NDArray[Any]) -> Tensor:
         host = torch.from_numpy(values)
         if self._device.type == "cuda":
-            host = host.pin_memory()  # from where the copy does not wait for the device
+            host = host.pin_memory()  # so that the copy does not wait for the device
         return host.to(self._device, non_blocking=True)
 
 

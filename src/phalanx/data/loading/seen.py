@@ -1,4 +1,4 @@
-"""What a run has read: a checksum of each image, so that it never trains on two of one name."""
+"""Checksums of the images that a run has read, to notice an image that changes during the run."""
 
 from collections.abc import Iterable
 from threading import Thread
@@ -13,11 +13,11 @@ from phalanx.errors import CheckpointError, DataError
 
 
 class SeenImages:
-    """The checksums of one split, 0 for an image that was not read yet. They travel with a run.
+    """The checksums of one split, 0 for images not read yet; stored in checkpoints.
 
-    An image that is read for the first time after it changed is not known, and passes. One that
-    goes bad under a process is left out from there on, and reported; under a resume it is an
-    error, because the run would not be the same.
+    An image that changed before it was first read is not noticed. One that becomes unreadable
+    while a process runs is left out from then on, and reported; if an earlier process of the run
+    could read it, that is an error, because the run would not be the same.
     """
 
     def __init__(self, source: IndexedSource, problems: ReadProblems):
@@ -25,10 +25,10 @@ class SeenImages:
         self.checksums: NDArray[np.uint32] = np.zeros(len(source), np.uint32)
         self._read_earlier = self.checksums.astype(bool)
         self._bad_compared = 0
-        self._resized: int | None = None  # an image whose file has another size, once one is found
+        self._resized: int | None = None  # index of an image whose file size has changed, if any
 
     def restore(self, checksums: NDArray[np.uint32]) -> None:
-        """Take over what earlier processes have read; what is bad by now was bad for them, too."""
+        """Restore the checksums of earlier processes; images already known as bad were bad then."""
         if (checksums.shape, checksums.dtype) != (self.checksums.shape, self.checksums.dtype):
             raise CheckpointError(
                 f"{self._source.root}: {len(self.checksums):,} images, but the checkpoint has the "
@@ -37,7 +37,7 @@ class SeenImages:
         self.checksums[:] = checksums
         self._read_earlier = checksums != 0
         self._bad_compared = len(self._problems.bad)
-        # a million files take a while to look at: training begins meanwhile
+        # checking the sizes of a million files takes a while: training starts meanwhile
         Thread(target=self._compare_sizes, daemon=True).start()
 
     def _compare_sizes(self) -> None:
@@ -45,7 +45,7 @@ class SeenImages:
             self._resized = self._source.find_resized()
 
     def compare(self, indices: Iterable[int]) -> None:
-        """Take in what was read of these images; raises DataError for one that has changed."""
+        """Store the checksums of images just read; raises DataError for one that has changed."""
         if self._resized is not None:
             raise DataError(
                 f"{self._source.name(self._resized)} in {self._source.root}: is gone or its size "

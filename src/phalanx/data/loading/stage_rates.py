@@ -1,4 +1,4 @@
-"""How fast images are made, stage by stage, and whether the data or the model is the limit."""
+"""How fast images are loaded, stage by stage, and whether data or model is the bottleneck."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -13,12 +13,12 @@ import numpy as np
 from phalanx.data.formats.decode import BadImage, EncodedImage, Image, decode_image
 from phalanx.data.loading.reader import Reader, open_image
 
-_SAMPLES = 256  # images that the stages are timed on, spread over the set
+_SAMPLES = 256  # images to time the stages on, spread over the dataset
 
 
 @dataclass(frozen=True)
 class Rate:
-    """How many images a second something manages."""
+    """The images/s of one stage."""
 
     stage: str
     images_per_second: float
@@ -41,7 +41,7 @@ def describe_bottleneck(
     stages: Sequence[Rate],
     gpu_could_decode: bool = False,
 ) -> str:
-    """Which is slower, loading or training, and what would help; rates in images a second."""
+    """Which is slower, loading or training, and what would help; rates in images/s."""
     head = f"reads {loaded:,.0f} images/s; {model} needs {trained:,.0f}"
     if loaded >= trained:
         return f"{head}: the model is the limit, data is {loaded / trained:.1f} times as fast"
@@ -52,10 +52,10 @@ def describe_bottleneck(
 
 
 def time_stages(reader: Reader, seconds: float, samples: int = _SAMPLES) -> Iterator[Rate]:
-    """Reading, decoding and augmenting, on this core."""
+    """The rates of reading, decoding and augmenting on one core."""
     source, size = reader.source, reader.spec.image_size
     spread = np.linspace(0, len(source) - 1, min(samples, len(source))).astype(int).tolist()
-    readable: dict[int, tuple[Image, Image]] = {}  # as they are opened, and their pixels
+    readable: dict[int, tuple[Image, Image]] = {}  # by index: as opened, and decoded
     for index in dict.fromkeys(spread):
         with suppress(BadImage):
             image = open_image(source, index)
@@ -89,7 +89,7 @@ def time_stages(reader: Reader, seconds: float, samples: int = _SAMPLES) -> Iter
 
 
 def measure_rate(work: Callable[[], int], seconds: float) -> float:
-    """Images a second of work that says how many it did."""
+    """The images/s of `work`, which returns how many images it has processed."""
     work()
     begin, images = perf_counter(), 0
     while perf_counter() - begin < seconds:

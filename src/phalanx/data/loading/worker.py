@@ -1,8 +1,8 @@
 """A process that fills slots of shared memory: `python -m phalanx.data.loading.worker`.
 
-Tasks come as JSON lines on stdin and answers leave as JSON lines on stdout, in the same order.
-The first line says what to fill from. The worker lives as long as its stdin is open, so it dies
-with its parent, however that dies, and it takes no notice of signals meant for the parent.
+It reads tasks as JSON lines from stdin and writes answers as JSON lines to stdout, in the same
+order. The first line says what to fill from. The worker exits when its stdin is closed, so it ends
+with its parent, however that ends, and it ignores signals meant for the parent.
 """
 
 import json
@@ -26,7 +26,7 @@ from phalanx.escapes import clean_worker_stderr
 
 
 class _LoaderWorker:
-    """Answers the tasks of one parent."""
+    """Carries out the tasks of one parent."""
 
     def __init__(self, start: dict[str, Any]):
         take_copies(start["copies"])
@@ -39,7 +39,7 @@ class _LoaderWorker:
         self._slots = np.frombuffer(shared, np.uint8).reshape(slots, slot_bytes)
 
     def answer(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Fill the slot of one task; what comes back says what is in it."""
+        """Fill the slot of one task; returns what is in it, with problems and checksums."""
         split = task["split"]
         if split not in self._readers:
             self._readers[split] = Reader(
@@ -61,7 +61,7 @@ class _LoaderWorker:
 
 
 def _send(answer: dict[str, Any]) -> None:
-    """Write one answer; a parent that is gone ends the worker."""
+    """Write one answer; exit if the parent is gone."""
     try:
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
@@ -70,18 +70,18 @@ def _send(answer: dict[str, Any]) -> None:
 
 
 def _read_tasks(tasks: "queue.Queue[str]") -> None:
-    """Queue each line of stdin; leave at once when the parent closes it, even amid a task."""
+    """Queue each line of stdin; exit as soon as the parent closes it, even during a task."""
     for line in sys.stdin:
         tasks.put(line)
     os._exit(0)
 
 
 def main() -> None:
-    """Serve until stdin ends."""
+    """Carry out tasks until stdin is closed."""
     clean_worker_stderr()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a stopping parent still finishes its step
-    # of a mistake in this program the parent is told, which shows the traceback
+    # a bug is reported to the parent, which shows the traceback
     sys.excepthook = lambda *error: _send({"crash": "".join(traceback.format_exception(*error))})
     tasks: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_read_tasks, args=(tasks,), daemon=True).start()

@@ -1,15 +1,15 @@
 """Worker processes and the shared memory they fill.
 
-Not multiprocessing, and no fork: this process has threads and perhaps a GPU, and a fork of those
-hangs now and then. A worker is a plain child that reads tasks from a pipe. Pixels go through memory
-that has no name in the file system, so that nothing is left behind however the processes end.
+Neither multiprocessing nor fork is used: this process has threads and perhaps a GPU, and forking
+such a process sometimes hangs. A worker is a plain child process that reads tasks from a pipe.
+Pixels go through anonymous memory, so that nothing is left behind however the processes end.
 
-Nothing here searches. Tasks are dealt to the workers in turn and each worker answers in the order
-of its tasks, so the next answer of a worker belongs to the oldest task it was sent. A task's slot
-of the shared memory belongs to its worker until the answer comes, and to this process until the
-rows after it are asked for. What a task fills depends on its positions alone: it can be sent again,
-to another process, and the number of workers changes the speed and nothing else. Training and
-scoring may each have a thread here; the two take turns.
+Tasks are assigned to the workers in turn and each worker answers in the order of its tasks, so a
+worker's next answer belongs to the oldest task it was sent. A task's slot of the shared memory
+belongs to its worker until the answer arrives, and then to this process until the next rows are
+requested. What a task fills depends only on its positions: it can be sent again, to another
+process, and the number of workers affects only the speed. Training and scoring may each use the
+pool from their own thread; a lock makes them take turns.
 """
 
 import json
@@ -39,21 +39,21 @@ from phalanx.data.loading.opened_rows import (
 from phalanx.data.loading.reader import BatchRequest, InputSpec, ReadProblems
 from phalanx.errors import DataError
 
-_MAX_SHARED_BYTES = 1 << 29  # of images that wait, filled, for the training loop
-_EXIT_TIMEOUT_S = 2.0  # for a worker to leave once its pipe is closed
+_MAX_SHARED_BYTES = 1 << 29  # for images of one split that wait for their use
+_EXIT_TIMEOUT_S = 2.0  # for a worker to exit once its pipe is closed
 
 
 class _WorkerLost(Exception):
-    """A worker died or hangs; says how."""
+    """A worker died or hangs; the text says how."""
 
 
 class _PoolClosed(Exception):
-    """Ends the thread that waits for a worker while the pool is closed."""
+    """Raised in a thread that waits for a worker when the pool is closed."""
 
 
 @dataclass(eq=False)
 class _PendingTask:
-    """A task that a worker was sent, and its answer once that has come."""
+    """A task that was sent to a worker, and its answer once it has arrived."""
 
     worker: int
     message: dict[str, Any]
@@ -63,7 +63,7 @@ class _PendingTask:
 class _WorkerProcess:
     """A worker's process and the pipes to it."""
 
-    answer_timeout_s = 300.0  # one that says nothing for so long hangs
+    answer_timeout_s = 300.0  # a worker that is silent for this long hangs
 
     def __init__(self, inherited: tuple[int, ...]):
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
@@ -73,7 +73,7 @@ class _WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=inherited,
-            start_new_session=True,  # Ctrl-C in the terminal is the parent's to answer
+            start_new_session=True,  # Ctrl-C in the terminal is for the parent only
             env={**os.environ, "PYTHONPATH": path, **one_thread},
         )
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -89,8 +89,8 @@ class _WorkerProcess:
             raise _WorkerLost(self._describe_exit()) from None
 
     def receive(self) -> dict[str, Any]:
-        """Read one line of JSON, waiting for it."""
-        fd = self._stdout.fileno()  # not the file itself: select knows nothing of what it buffers
+        """Wait for one line of JSON."""
+        fd = self._stdout.fileno()  # not the file object: select does not see what it has buffered
         while b"\n" not in self._unread:
             if not select.select([fd], [], [], self.answer_timeout_s)[0]:
                 self.process.kill()
@@ -104,7 +104,7 @@ class _WorkerProcess:
         return answer
 
     def _describe_exit(self) -> str:
-        """What became of a worker whose pipe is closed."""
+        """How a worker whose pipe is closed has ended."""
         try:
             status = self.process.wait(_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -114,12 +114,12 @@ class _WorkerProcess:
         )
 
     def close_stdin(self) -> None:
-        """Make the worker leave, without waiting for it."""
-        with suppress(BrokenPipeError):  # a dead worker never read what was still to be flushed
+        """Make the worker exit, without waiting for it."""
+        with suppress(BrokenPipeError):  # a dead worker did not read what is flushed now
             self._stdin.close()
 
     def stop(self) -> None:
-        """Make the worker leave, and see that it did."""
+        """Make the worker exit, and kill it if it does not."""
         self.close_stdin()
         try:
             self.process.wait(_EXIT_TIMEOUT_S)
@@ -132,8 +132,8 @@ class _WorkerProcess:
 class WorkerPool:
     """Workers that fill batches ahead of their use, in a ring of slots for each split.
 
-    Each split has a ring of its own, so that scoring can run amid training. A worker that dies or
-    hangs is started once more, with the tasks it had not answered.
+    Each split has its own ring, so that scoring can run during training. A worker that dies or
+    hangs is restarted once, with the tasks it had not answered.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class WorkerPool:
         self._memory = open_anonymous_memory(2 * self.depth * slot_bytes)
         shared = mmap.mmap(self._memory.fileno(), 2 * self.depth * slot_bytes)
         self._slots = np.frombuffer(shared, np.uint8).reshape(-1, slot_bytes)
-        self._copies = list_copies()  # held: a worker that is started again is given them, too
+        self._copies = list_copies()  # kept, because a restarted worker needs them, too
         self._start = {
             "copies": {key: (c.memory.fileno(), len(c)) for key, c in self._copies.items()},
             "spec": spec.to_json(),
@@ -179,9 +179,9 @@ class WorkerPool:
     def stream(
         self, split: Split, requests: Iterable[BatchRequest]
     ) -> Generator[OpenedRows, None, None]:
-        """The rows of each request, in order, with the following ones under way.
+        """The rows of each request, in order, while workers fill the next ones.
 
-        They are overwritten once the next ones are asked for.
+        They are overwritten when the next ones are requested.
         """
         ring: deque[_PendingTask] = deque()
         try:
@@ -193,7 +193,7 @@ class WorkerPool:
             while ring:
                 yield self._collect(ring.popleft())
         except GeneratorExit:
-            while ring and self.workers:  # slots are free again only when nobody writes there
+            while ring and self.workers:  # slots can be reused only when no worker writes to them
                 self._collect(ring.popleft())
             raise
 
@@ -252,7 +252,7 @@ class WorkerPool:
             return answer
 
     def _restart(self, worker: int, how: str) -> None:
-        """Start a new process in the place of one that is lost; the second time is an error."""
+        """Replace a lost process by a new one; DataError the second time."""
         lost = self._find_worker(worker)
         what = f"data worker {worker} (pid {lost.process.pid}) {how}"
         before = self._restarted.get(worker)
@@ -269,14 +269,14 @@ class WorkerPool:
             self._send(worker, message)
 
     def stop_workers(self) -> None:
-        """Make the workers leave, without waiting for them; a thread that waits for one goes on."""
+        """Make the workers exit, without waiting for them; a thread waiting for one continues."""
         self._stopping += self.workers
         self.workers = []
         for worker in self._stopping:
-            worker.close_stdin()  # all of them first: they leave at the same time
+            worker.close_stdin()  # all of them first, so that they exit in parallel
 
     def close(self) -> None:
-        """See that the workers have left; does nothing the second time."""
+        """Wait until the workers have exited; may be called twice."""
         if self.workers:
             self.stop_workers()
         while self._stopping:

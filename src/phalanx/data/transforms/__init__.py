@@ -1,1 +1,1 @@
-"""From an image of any size to the pixels a model sees, with all randomness drawn beforehand."""
+"""From an image of any size to the model's input, with all randomness drawn beforehand."""

@@ -1,12 +1,12 @@
 """Augmentations whose randomness is drawn beforehand, and the choice of a random crop.
 
-An augmentation is a pure function of an image and a row of draws, numbers in [0, 1); it gives a new
-image of the same size. Everything here stays in bytes.
+An augmentation is a pure function of an image and a row of draws, numbers in [0, 1); it returns a
+new image of the same size. All pixels stay uint8.
 
 RandAugment (Cubuk et al. 2019) and TrivialAugment (Müller and Hutter 2021) choose among the same
-fourteen operations. The ranges are torchvision's, with two differences: solarize begins at 256, so
-that a level of zero leaves white alone, and what moves in from outside is grey. RandAugment's
-magnitude counts to ten, as in its authors' code and in timm; torchvision's counts to thirty.
+fourteen operations. The ranges are torchvision's, with two differences: solarize starts at 256, so
+that a level of zero does not change white, and pixels from outside are grey. RandAugment's
+magnitude goes to ten, as in its authors' code and in timm; torchvision's goes to thirty.
 """
 
 import math
@@ -38,16 +38,16 @@ _Pairs = list[tuple[float, float]]
 
 CROP_TRIES = 10
 _BOX_SHARE = 0.1  # of the object's box that a crop must show
-_ERASE_TRIES = 4  # one shape in a thousand does not fit a square image
+_ERASE_TRIES = 4  # one shape in a thousand does not fit into a square image
 _MAX_MAGNITUDE = 10
-_LEVELS = 31  # that TrivialAugment chooses from
+_LEVELS = 31  # of TrivialAugment
 _NORMAL = NormalDist()
 _OPERATIONS = tuple(OPERATIONS.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """A change to images, and the draws it takes."""
+    """An augmentation, and the draws it needs."""
 
     columns: Columns
     apply: Callable[[Pixels, Draws], Pixels]
@@ -58,10 +58,10 @@ _ORDERS = tuple(permutations(range(len(_JITTERS))))
 
 
 def colour_jitter(brightness: float, contrast: float, *, saturation: float, hue: float) -> Augment:
-    """Brightness, contrast, saturation and hue, each changed by up to its strength, in any order.
+    """Changes brightness, contrast, saturation and hue by up to their strengths, in random order.
 
     The first three multiply by a factor from 1 - strength (or 0) to 1 + strength; the hue moves by
-    up to its strength either way, of a wheel of one. As torchvision means them.
+    up to its strength in either direction, where 1 is the whole colour wheel. As in torchvision.
     """
     strengths = (brightness, contrast, saturation)
     ranges = [(max(0.0, 1 - strength), 1 + strength) for strength in strengths] + [(-hue, hue)]
@@ -77,11 +77,11 @@ def colour_jitter(brightness: float, contrast: float, *, saturation: float, hue:
 
 
 def rand_augment(operations: int = 2, magnitude: float = 9, *, spread: float = 0.5) -> Augment:
-    """So many operations in turn, each of a normally spread magnitude kept within 0 to 10."""
+    """Several operations in turn, each with a normally distributed magnitude clipped to 0..10."""
 
     def apply(image: Pixels, draws: Draws) -> Pixels:
         for choice, size, sign in zip(draws[::3], draws[1::3], draws[2::3], strict=True):
-            # a draw of 0 has no place in a normal distribution: half a step of the draws instead
+            # the normal quantile of 0 is infinite: use half of the smallest draw instead
             normal = _NORMAL.inv_cdf(max(size, 2.0**-54))
             level = min(max(magnitude + spread * normal, 0.0), _MAX_MAGNITUDE) / _MAX_MAGNITUDE
             operation = _choose_operation(choice)
@@ -92,7 +92,7 @@ def rand_augment(operations: int = 2, magnitude: float = 9, *, spread: float = 0
 
 
 def trivial_augment() -> Augment:
-    """One operation of any of 31 levels, from the wide ranges."""
+    """One operation at one of 31 levels of the wide ranges."""
 
     def apply(image: Pixels, draws: Draws) -> Pixels:
         choice, size, sign = draws
@@ -105,11 +105,11 @@ def trivial_augment() -> Augment:
 def random_erasing(
     probability: float, area: _Range = (0.02, 1 / 3), *, ratio: _Range = (0.3, 3.3)
 ) -> Augment:
-    """With this probability, a rectangle of the image becomes the image's mean colour.
+    """With this probability, fills a rectangle with the image's mean colour.
 
     Its area is a share of the image's, its ratio height over width (Zhong et al. 2017). The paper
-    fills with noise, which would take a draw for every byte. Where none of the tries fits, the
-    image stays whole.
+    fills with noise, which would need a draw for every byte. If none of the tries fits, the image
+    is not changed.
     """
     width_ratio = (1 / ratio[1], 1 / ratio[0])
 
@@ -144,7 +144,7 @@ def _interpolate(ends: _Range, draw: float) -> float:
 
 AUTO_AUGMENTS = {"rand-augment": rand_augment(), "trivial-augment": trivial_augment()}
 
-BOX_COLUMNS: Columns = (  # every try has its own place, so that one of them finds the box
+BOX_COLUMNS: Columns = (  # every try has its own position, so that one of them finds the box
     *_columns("crop", 2),
     *_columns("crop-shape", 2 * CROP_TRIES),
     *_columns("crop", 2 * CROP_TRIES)[2:],
@@ -154,12 +154,12 @@ BOX_COLUMNS: Columns = (  # every try has its own place, so that one of them fin
 def choose_crop(
     height: int, width: int, box: Box | None, draws: Draws, *, scale: _Range, ratio: _Range
 ) -> Crop:
-    """A random crop that shows a tenth of the box or more; the middle when no try fits the image.
+    """A random crop that shows at least a tenth of the box; a centre crop if no try fits.
 
-    The scale is a share of the image's area, the ratio width over height. The draws are a place,
-    the area and shape of each of ten tries, and the places of the tries but the first; without
-    these last ones every try is at the first place. Where no try shows enough of the box, or there
-    is no box, the first that fits is taken, at the first place.
+    scale: share of the image's area. ratio: width over height. The draws are a position, the area
+    and ratio of each of ten tries, and the positions of the other nine tries; without these last
+    ones every try has the first position. If no try shows enough of the box, or there is no box,
+    the first that fits is taken, at the first position.
     """
     first, *rest = _pairs(draws)
     shapes, places = rest[:CROP_TRIES], chain([first], rest[CROP_TRIES:], repeat(first))
@@ -183,7 +183,7 @@ def _fitting_crops(
     scale: _Range,
     ratio: _Range,
 ) -> Iterator[Crop]:
-    """Those of the tries that fit into an image of these sides, each at its place."""
+    """The tries that fit into an image of these sides, each at its position."""
     height, width = sides
     log_ratio = math.log(ratio[0]), math.log(ratio[1])
     for (area_draw, ratio_draw), (down, right) in zip(shapes, places, strict=False):
@@ -195,7 +195,7 @@ def _fitting_crops(
 
 
 def _shows_box(sides: tuple[int, int], crop: Crop, box: Box) -> bool:
-    """Whether enough of the box lies in the crop."""
+    """Whether enough of the box is inside the crop."""
     (height, width), (top, left, tall, wide) = sides, crop
     across = min(left + wide, box[2] * width) - max(left, box[0] * width)
     along = min(top + tall, box[3] * height) - max(top, box[1] * height)

@@ -1,4 +1,4 @@
-"""What bytes are multiplied by, and what is added: the constants of a normalisation."""
+"""The constants of a normalisation: the factor and the offset of each channel."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 def find_scale_and_shift(
     mean: Sequence[float], std: Sequence[float], how: str
 ) -> tuple[list[float], list[float]]:
-    """For each channel the factor of a byte and what is added to it.
+    """For each channel the factor for a byte, and the offset to add.
 
     mean-std: values in 0..1, minus the mean, over the std. mean: values in 0..255, minus the mean.
-    none: values in 0..1. What is normalised by its own image has none of its own: as mean-std.
+    none: values in 0..1. per-image has no constants: the result is that of mean-std.
 
     >>> find_scale_and_shift([0.5], [0.2], "mean")
     ([1.0], [-127.5])

@@ -1,8 +1,8 @@
-"""Operations on one image: its light, its colours, its place. Nothing here is random.
+"""Operations on one image: brightness, colours, geometry. Nothing here is random.
 
-The amounts mean what they mean to Pillow, whose results these are to within a level, but for the
-rim of what was moved: here it is blended with grey. Fourteen operations are RandAugment's and
-TrivialAugment's, see `augment`; OPERATIONS puts them all on one scale.
+The amounts mean the same as in Pillow, and the results differ from Pillow's by at most one level,
+except at the edges of a moved image, which are blended with grey here. Fourteen operations are
+those of RandAugment and TrivialAugment, see `augment`; OPERATIONS puts them on a common scale.
 """
 
 import math
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from phalanx.data.formats.decode import Pixels
 
-GREY = (128, 128, 128)  # moves in where an image is turned or shifted
+GREY = (128, 128, 128)  # fills what is uncovered when an image is turned or shifted
 _GREY_SHARES = np.array([0.299, 0.587, 0.114])  # of red, green and blue, as in JPEG
 _BYTES = np.arange(256)
 _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13  # Pillow's
@@ -23,13 +23,13 @@ _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13  # Pillow
 
 @dataclass(frozen=True, kw_only=True)
 class _AugmentationSpace:
-    """How far each operation goes at a level of one."""
+    """The strength of each operation at level 1."""
 
-    shear: float  # sideways per pixel down
+    shear: float  # pixels sideways per pixel down
     turn_degrees: float
-    factor: float  # away from one, either way
-    bits: int  # taken from the eight
-    shift: Callable[[int], float]  # pixels, for a side so long
+    factor: float  # distance from one, in either direction
+    bits: int  # how many of the eight are removed
+    shift: Callable[[int], float]  # in pixels, from the length of the side
 
 
 STANDARD_SPACE = _AugmentationSpace(
@@ -41,24 +41,24 @@ WIDE_SPACE = _AugmentationSpace(
 
 
 def brightness(image: Pixels, factor: float) -> Pixels:
-    """The image with every byte times the factor."""
+    """The image with every byte multiplied by the factor."""
     return _map_bytes(image, _BYTES * factor)
 
 
 def contrast(image: Pixels, factor: float) -> Pixels:
-    """The image with distances from its mean grey times the factor."""
+    """The image with differences from its mean grey multiplied by the factor."""
     middle = math.floor(cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] + 0.5)
     return _map_bytes(image, middle + (_BYTES - middle) * factor)
 
 
 def colour(image: Pixels, factor: float) -> Pixels:
-    """The image with distances from its grey version times the factor."""
+    """The image with differences from its grey version multiplied by the factor."""
     matrix = factor * np.eye(3) + (1 - factor) * _GREY_SHARES
     return cv2.transform(image, matrix).astype(np.uint8, copy=False)
 
 
 def sharpness(image: Pixels, factor: float) -> Pixels:
-    """The image with distances from its smoothed version times the factor; its rim stays."""
+    """The image with differences from its smoothed version times the factor, except its edge."""
     smooth = np.array(image, order="C")
     if min(image.shape[:2]) > 2:
         smooth[1:-1, 1:-1] = cv2.filter2D(image, -1, _SMOOTH)[1:-1, 1:-1]
@@ -66,9 +66,9 @@ def sharpness(image: Pixels, factor: float) -> Pixels:
 
 
 def shift_hue(image: Pixels, share: float) -> Pixels:
-    """The image with its colours moved around the wheel by this share of it, in 256 steps."""
+    """The image with its hue moved by this share of the colour wheel, in 256 steps."""
     steps = round(share * 256) % 256
-    if steps == 0:  # the way to HSV and back costs a level or two
+    if steps == 0:  # converting to HSV and back changes values by a level or two
         return np.array(image, order="C")
     tables = np.stack([(_BYTES + steps) % 256, _BYTES, _BYTES], axis=-1)
     turned = _map_bytes(cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL), tables)
@@ -76,27 +76,27 @@ def shift_hue(image: Pixels, share: float) -> Pixels:
 
 
 def posterize(image: Pixels, bits: int) -> Pixels:
-    """The image with so many of the upper bits of each byte."""
+    """The image with only the upper `bits` bits of each byte."""
     return _map_bytes(image, _BYTES & (0xFF00 >> bits))
 
 
 def solarize(image: Pixels, threshold: float) -> Pixels:
-    """The image with bytes from the threshold on inverted."""
+    """The image with bytes at or above the threshold inverted."""
     return _map_bytes(image, np.where(threshold > _BYTES, _BYTES, 255 - _BYTES))
 
 
 def autocontrast(image: Pixels) -> Pixels:
-    """The image with each channel stretched from 0 to 255; a channel of one value stays."""
+    """The image with each channel stretched to 0..255; a channel of one value is unchanged."""
     return _map_channels(image, _autocontrast_table)
 
 
 def equalize(image: Pixels) -> Pixels:
-    """The image with the values of each channel spread evenly; a channel of one value stays."""
+    """The image with each channel's histogram equalised; a channel of one value is unchanged."""
     return _map_channels(image, _equalize_table)
 
 
 def rotate(image: Pixels, degrees: float) -> Pixels:
-    """The image turned against the clock about its middle."""
+    """The image rotated counter-clockwise around its centre."""
     height, width = image.shape[:2]
     cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     across = width / 2 - cosine * width / 2 + sine * height / 2
@@ -105,12 +105,12 @@ def rotate(image: Pixels, degrees: float) -> Pixels:
 
 
 def shear_x(image: Pixels, slope: float) -> Pixels:
-    """The image with its rows moved left, the more the lower they are; the top stays."""
+    """The image with rows moved left, by more the lower they are; the top stays."""
     return _warp(image, ((1, slope, 0), (0, 1, 0)))
 
 
 def shear_y(image: Pixels, slope: float) -> Pixels:
-    """The image with its columns moved up, the more the further right; the left stays."""
+    """The image with columns moved up, by more the further right they are; the left stays."""
     return _warp(image, ((1, 0, 0), (slope, 1, 0)))
 
 
@@ -143,15 +143,15 @@ def _map_channels(
 
 
 def _autocontrast_table(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The table that takes the lowest value that occurs to 0, and the highest to 255."""
+    """The table that maps the lowest value that occurs to 0, and the highest to 255."""
     low, high = np.flatnonzero(counts)[[0, -1]]
     if low == high:
         return _BYTES
-    return ((_BYTES - low) * 510 + high - low) // (2 * (high - low))  # whole numbers, half up
+    return ((_BYTES - low) * 510 + high - low) // (2 * (high - low))  # integers, rounded half up
 
 
 def _equalize_table(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The table that makes equal steps of equally many pixels; Pillow's rounding."""
+    """The table that equalises a histogram, with Pillow's rounding."""
     step = (counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
     if step == 0:
         return _BYTES
@@ -159,16 +159,16 @@ def _equalize_table(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _warp(image: Pixels, matrix: tuple[tuple[float, ...], tuple[float, ...]]) -> Pixels:
-    """The image sampled where the matrix sends each place, which is counted from the corner."""
+    """The image sampled where the matrix maps each point; the origin is the corner."""
     centred = np.array(matrix, np.float64)
-    centred[:, 2] += centred[:, :2].sum(axis=1) / 2 - 0.5  # cv2 counts from a pixel's middle
+    centred[:, 2] += centred[:, :2].sum(axis=1) / 2 - 0.5  # cv2's origin is a pixel's centre
     height, width = image.shape[:2]
     how = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     warped = cv2.warpAffine(image, centred, (width, height), flags=how, borderValue=GREY)
     return warped.astype(np.uint8, copy=False)
 
 
-# of an image and a level in [-1, 1], whose sign is drawn
+# a function of an image, a level in [-1, 1], whose sign is random, and a space
 Operation = Callable[[Pixels, float, _AugmentationSpace], Pixels]
 
 OPERATIONS: dict[str, Operation] = {

@@ -1,7 +1,7 @@
 """From an image of any size to the model's input, with all randomness drawn beforehand.
 
-A transform is a pure function of the image and a row of draws, numbers in [0, 1). The draws of a
-whole batch are made at once, keyed by each image's position in the training stream.
+A transform is a pure function of the image and a row of draws, numbers in [0, 1). The draws of many
+images are made at once, keyed by each image's position in the training stream.
 """
 
 from collections.abc import Sequence
@@ -37,12 +37,12 @@ from phalanx.data.transforms.augment import (
 from phalanx.plan.draws import draw_uniform
 from phalanx.plan.order import Order
 
-CENTRE_SHARE = 0.875  # of the short side, when scoring large images
-_HUE_SHARE = 0.25  # of --color-jitter's strength: colours turn less than they brighten
-FIXED_COLUMNS = BOX_COLUMNS[: 2 + 2 * CROP_TRIES]  # of crops that look for no box
+CENTRE_SHARE = 0.875  # share of the short side that is seen when scoring large images
+_HUE_SHARE = 0.25  # of --color-jitter's strength: hue changes less than brightness
+FIXED_COLUMNS = BOX_COLUMNS[: 2 + 2 * CROP_TRIES]  # for crops that ignore boxes
 
 FloatCrop = tuple[float, float, float, float]  # top, left, height, width
-_TrainingSample = tuple[Image, Draws, Box | None]  # the box of its object, where that is looked for
+_TrainingSample = tuple[Image, Draws, Box | None]  # the bounding box, if crops use it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,19 +52,19 @@ class TransformSpec:
     augment: str  # "pad-crop", "resized-crop" or "none"
     scale: tuple[float, float] = (0.08, 1.0)  # of a resized crop: its share of the image's area
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # of a resized crop: width over height
-    shift: int = 4  # of a pad-crop: most pixels, in each direction
-    reflects: bool = False  # what moves in when an image is shifted: itself, reflected, or black
-    alternates: bool = False  # an image is mirrored in every other epoch, not at random
-    boxes: bool = False  # crops look for the object's box
+    shift: int = 4  # of a pad-crop: maximum in pixels, in each direction
+    reflects: bool = False  # whether a shifted image is padded by reflection instead of black
+    alternates: bool = False  # whether an image is mirrored in every other epoch, not at random
+    boxes: bool = False  # whether crops must show part of the object's bounding box
     color_jitter: float = 0.0  # strength
     auto_augment: str = "none"  # "rand-augment" or "trivial-augment"
-    random_erasing: float = 0.0  # share of images that lose a rectangle
-    eval_crop: float = CENTRE_SHARE  # of the short side, when scoring
-    smooth_crops: bool = True  # crops are smoothed and interpolated, not averaged
+    random_erasing: float = 0.0  # share of images in which a rectangle is erased
+    eval_crop: float = CENTRE_SHARE  # share of the short side that is seen when scoring
+    smooth_crops: bool = True  # whether crops are smoothed and interpolated, not area-averaged
 
 
 class Transform:
-    """Resizes images to the model's input, whatever their shape; subclasses crop them, too."""
+    """Resizes images to the model's input size, ignoring their aspect; subclasses crop them."""
 
     crop_columns: Columns = ()
 
@@ -76,11 +76,11 @@ class Transform:
     def draw(
         self, seed: int, positions: NDArray[np.int64], order: Order | None = None
     ) -> NDArray[np.float64]:
-        """For each position of a stream a row of the numbers that `apply_training` takes."""
+        """A row of draws for `apply_training` for each position of the training stream."""
         rows = np.empty((len(positions), len(self.columns)))
         for column, (name, lane) in enumerate(self.columns):
             if self._spec.alternates and name == "flip" and order is not None:
-                # one draw for each image, and what was below a half is above in the next epoch
+                # one draw per image, moved by a half in every epoch, so that it alternates
                 first = draw_uniform(seed, name, order.indices(positions), lane)
                 rows[:, column] = (first + order.epochs(positions) / 2) % 1
             else:
@@ -88,7 +88,7 @@ class Transform:
         return rows
 
     def apply_training(self, samples: Sequence[_TrainingSample], out: NDArray[np.uint8]) -> None:
-        """Write each image into its row of `out`, cropped and augmented as its draws say."""
+        """Write each image, cropped and augmented by its draws, into its row of `out`."""
         if not self._augments:
             self._crop(samples, out)
             return
@@ -109,14 +109,14 @@ class Transform:
 
 
 class _PadCrop(Transform):
-    """Shifts by some pixels, black or the image's reflection moving in, and mirrors every other."""
+    """Pads with black or a reflection, crops at a random offset, and mirrors half of the images."""
 
     crop_columns = (("crop", 0), ("crop", 1), ("flip", 0))
 
     def _crop(self, samples: Sequence[_TrainingSample], out: NDArray[np.uint8]) -> None:
         size, most = out.shape[1], self._spec.shift
         offsets, edge = 2 * most + 1, size + 2 * most
-        canvas = np.zeros((len(samples), edge, edge, 3), np.uint8)  # one for all: this path is hot
+        canvas = np.zeros((len(samples), edge, edge, 3), np.uint8)  # one for all, for speed
         middle = canvas[:, most : most + size, most : most + size]
         for row, (image, (down, right, flip), _) in enumerate(samples):
             top, left = int(down * offsets), int(right * offsets)
@@ -128,9 +128,9 @@ class _PadCrop(Transform):
 
 
 class _ResizedCrop(Transform):
-    """Crops a random area and shape, resizes it, and mirrors every other image.
+    """Crops a random area and aspect ratio, resizes it, and mirrors half of the images.
 
-    When scoring, the short side is brought to size / eval_crop and the middle is kept.
+    When scoring, the short side is resized to size / eval_crop and the centre is cropped.
     """
 
     def __init__(self, spec: TransformSpec):
@@ -144,7 +144,7 @@ class _ResizedCrop(Transform):
             out[row] = mirror(square) if flip else square
 
     def apply_evaluation(self, image: Image, out: Pixels) -> None:
-        """Write the middle of one image into `out`."""
+        """Write the centre crop of one image into `out`."""
         size = len(out)
         scale, tall, wide = _scale_short_side(*image_shape(image), size, share=self._spec.eval_crop)
         pixels = resize(decode_image(image, scale=scale), tall, wide)
@@ -161,7 +161,7 @@ def build_transform(spec: TransformSpec) -> Transform:
 
 
 def _build_augments(spec: TransformSpec) -> list[Augment]:
-    """The augmentations after the crop, in their order."""
+    """The augmentations after the crop, in order."""
     augments = []
     strength = spec.color_jitter
     if strength:
@@ -177,17 +177,17 @@ def _build_augments(spec: TransformSpec) -> list[Augment]:
 def choose_crop_and_flip(
     spec: TransformSpec, sides: tuple[int, int], box: Box | None, draws: Draws
 ) -> tuple[Crop, bool]:
-    """What a resized crop takes of an image of these sides, and whether it is mirrored."""
+    """The crop of an image of these sides, and whether it is mirrored."""
     flip, *rest = draws
     return choose_crop(*sides, box, rest, scale=spec.scale, ratio=spec.ratio), flip < 0.5
 
 
 def resized_crop(image: Image, crop: Crop, size: int, *, smooth: bool = True) -> Pixels:
-    """The crop as a square of that size; no more of the image is decoded than that needs."""
+    """The crop resized to a square; no more of the image is decoded than needed."""
     top, left, tall, wide = crop
     height, width = image_shape(image)
     pixels = decode_image_crop(image, crop, scale=max(size / tall, size / wide))
-    down, across = pixels.shape[0] / height, pixels.shape[1] / width  # 1, or what was decoded
+    down, across = pixels.shape[0] / height, pixels.shape[1] / width  # the scale of decoding
     top, bottom = round(top * down), max(round((top + tall) * down), round(top * down) + 1)
     left, right = round(left * across), max(round((left + wide) * across), round(left * across) + 1)
     shrink = resize_crop if smooth else resize
@@ -195,7 +195,7 @@ def resized_crop(image: Image, crop: Crop, size: int, *, smooth: bool = True) ->
 
 
 def find_centre_crop(height: int, width: int, size: int, *, share: float) -> FloatCrop:
-    """What a resized crop shows of an image when scoring; its edges lie between pixels."""
+    """The centre crop of an image when scoring; its edges may lie between pixels."""
     _, tall, wide = _scale_short_side(height, width, size, share=share)
     down, across = height / tall, width / wide
     return (tall - size) // 2 * down, (wide - size) // 2 * across, size * down, size * across
@@ -204,6 +204,6 @@ def find_centre_crop(height: int, width: int, size: int, *, share: float) -> Flo
 def _scale_short_side(
     height: int, width: int, size: int, *, share: float
 ) -> tuple[float, int, int]:
-    """The scale that brings the short side to size / share, and the sides it gives."""
+    """The scale that makes the short side size / share, and the resulting sides."""
     scale = round(size / share) / min(height, width)
     return scale, max(size, round(height * scale)), max(size, round(width * scale))

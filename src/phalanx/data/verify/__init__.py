@@ -1,1 +1,1 @@
-"""Every image of a set looked at: what is wrong, and what is there twice."""
+"""Checks every image of a dataset for errors, and finds duplicates."""

@@ -1,4 +1,4 @@
-"""What is found when one image is checked, in a worker process."""
+"""Checks of single images, in a worker process."""
 
 import hashlib
 from functools import lru_cache
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 try:
     import simplejpeg
-except ImportError:  # damage that Pillow overlooks stays unseen
+except ImportError:  # damage that Pillow tolerates is not found
     simplejpeg = None
 
 OUT_OF_RANGE = "label out of range"
@@ -51,30 +51,30 @@ KINDS = (
     TURNED,
 )
 KIND_BITS = {kind: 1 << place for place, kind in enumerate(KINDS)}
-_KIND_OF_FAULT = {  # what the index knows to be bad; undecodable where it is none of these
+_KIND_OF_FAULT = {  # by the fault in the index; "undecodable" for any other
     TRUNCATED_SHARD: "truncated",
     DAMAGED_SHARD: "truncated",
     WRONG_LABEL: OUT_OF_RANGE,
     NO_LABEL: OUT_OF_RANGE,
 }
-_JPEG_WARNINGS = ("Premature end", "Corrupt JPEG data")  # libjpeg's, of damage it got over
-_COMPARED_EDGE = 32  # pixels of the pictures that are compared
-_MAX_DISTANCE = 0.12  # as a share of their contrast: strong JPEG compression gives as much
-_MIN_CONTRAST = 8.0  # of 255; below it all pictures are one grey
+_JPEG_WARNINGS = ("Premature end", "Corrupt JPEG data")  # of libjpeg, about damage it tolerates
+_COMPARED_EDGE = 32  # side in pixels of the images that are compared
+_MAX_DISTANCE = 0.12  # as a share of their contrast: as caused by strong JPEG compression
+_MIN_CONTRAST = 8.0  # of 255; below it all images look like the same grey
 _THUMBNAIL_EDGE = 4
-_GREY_STRIDE = 16  # pixels are tested first at this distance, to see quickly that there is colour
+_GREY_STRIDE = 16  # pixels at this distance are tested first, to find colour quickly
 
 
 ImageKey = tuple[SplitKey, int]  # the split of an image, and its number there
 
 
-CHECK = np.dtype(  # what is found in one image
+CHECK = np.dtype(  # the result for one image
     [
         ("flags", np.uint16),  # the bits of KINDS
-        ("content", np.uint8, 32),  # the sha256 of what is stored
+        ("content", np.uint8, 32),  # the sha256 of the stored bytes
         ("identity", np.uint8, 32),  # the sha256 of split, name, content and label
-        ("hash", np.uint64),  # a difference hash: where the picture gets lighter to the right
-        ("thumbnail", np.uint8, 3 * _THUMBNAIL_EDGE**2),  # tells pictures of one hash apart
+        ("hash", np.uint64),  # a difference hash: where the image gets lighter to the right
+        ("thumbnail", np.uint8, 3 * _THUMBNAIL_EDGE**2),  # distinguishes images of the same hash
     ]
 )
 Checks = NDArray[np.void]  # rows of CHECK
@@ -82,7 +82,7 @@ Reasons = dict[tuple[int, str], str]  # why an image is of a kind, by its row an
 
 
 def check_task(task: ImageTask) -> tuple[Checks, Reasons]:
-    """What is found in each image of a task."""
+    """The checks of each image of a task."""
     source = open_once(task.split)
     checks, reasons = np.zeros(len(task.numbers), CHECK), Reasons()
     for row, number in enumerate(task.numbers):
@@ -101,7 +101,7 @@ def check_task(task: ImageTask) -> tuple[Checks, Reasons]:
 
 
 def check_image(source: "Source", number: int) -> tuple[bytes, Pixels | None, dict[str, str]]:
-    """What is stored of an image, its pixels, and the kinds it is of with a word on why."""
+    """The stored bytes of an image, its pixels, and its findings: kind to reason."""
     name = source.name(number)
     encoded = getattr(source, "encoded", None)
     try:
@@ -122,7 +122,7 @@ def check_image(source: "Source", number: int) -> tuple[bytes, Pixels | None, di
 
 
 def _check_header(data: bytes, promised_format: str) -> dict[str, str]:
-    """What the header of an image tells: another format, other inks, another way up."""
+    """Findings from the header of an image: wrong extension, CMYK, rotated by EXIF."""
     header, found = read_image_header(data), {}
     if promised_format and header.format and header.format != promised_format:
         found["wrong extension"] = f"is really a {header.format}"
@@ -136,7 +136,7 @@ def _check_header(data: bytes, promised_format: str) -> dict[str, str]:
 def _decode_strictly(
     data: bytes, name: str, max_pixels: int
 ) -> tuple[Pixels | None, dict[str, str]]:
-    """The pixels, and what is damaged; such damage, too, that a decoder gets over."""
+    """The pixels, and findings of damage, including damage that a decoder tolerates."""
     damage: dict[str, str] = {}
     if simplejpeg is not None and data.startswith(JPEG_START):
         try:
@@ -165,7 +165,7 @@ def _check_grey(pixels: Pixels) -> dict[str, str]:
 def _hash_pixels(pixels: Pixels) -> tuple[int, NDArray[np.uint8]]:
     """A difference hash of 64 bits, and a thumbnail of 4x4 pixels.
 
-    The hash has a bit for each of 8x8 places: whether the picture is lighter to the right of it.
+    The hash has a bit for each of 8x8 cells: whether the image is lighter to the right of it.
     """
     small = resize(pixels, 32, 36)
     grey = cv2.resize(cv2.cvtColor(small, cv2.COLOR_RGB2GRAY), (9, 8), interpolation=cv2.INTER_AREA)
@@ -175,7 +175,7 @@ def _hash_pixels(pixels: Pixels) -> tuple[int, NDArray[np.uint8]]:
 
 
 def compare_pairs(pairs: list[tuple[ImageKey, ImageKey]]) -> list[bool]:
-    """Whether each pair of similar hashes is one picture, compressed or sized differently."""
+    """Whether each pair of similar hashes is one image, compressed or sized differently."""
     found = []
     for left, right in ((_read_small(first), _read_small(second)) for first, second in pairs):
         distance = float(np.sqrt(np.square(left - right).mean()))

@@ -1,4 +1,4 @@
-"""What `data verify` found a set to consist of, kept beside it for the runs to come."""
+"""The id of a dataset's content, as computed by `data verify` and stored for later runs."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ _Fingerprints = dict[str, Any]  # by split
 
 
 def save_manifest(root: Path, manifest: str, fingerprints: _Fingerprints) -> None:
-    """Keep the id of a set's content, beside it or, where that cannot be written, in the cache."""
+    """Store the id of a dataset's content in its folder, or if that is read-only in the cache."""
     content = json.dumps({"manifest": manifest, "fingerprints": fingerprints}, indent=1)
     for folder in (root / PHALANX_FOLDER, user_cache_folder(root)):
         try:
@@ -25,11 +25,11 @@ def save_manifest(root: Path, manifest: str, fingerprints: _Fingerprints) -> Non
 
 
 def find_manifest(root: Path, fingerprints: _Fingerprints) -> str | None:
-    """The id that was kept, if the set still looks as it did then."""
+    """The stored id, if the dataset has not changed since."""
     for folder in (root / PHALANX_FOLDER, user_cache_folder(root)):
         try:
             kept = json.loads((folder / _NAME).read_bytes())
-            if _is_older(folder / _NAME, folder):  # the index was built anew: a file has changed
+            if _is_older(folder / _NAME, folder):  # the index was rebuilt: a file has changed
                 continue
             if kept["fingerprints"] == json.loads(json.dumps(fingerprints)):
                 return str(kept["manifest"])

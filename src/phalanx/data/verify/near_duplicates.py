@@ -1,4 +1,4 @@
-"""Images that are nearly the same: found by sorting, never by comparing each with each."""
+"""Near-duplicate images, found by sorting instead of comparing all pairs."""
 
 from collections.abc import Iterable, Iterator
 from itertools import combinations, pairwise
@@ -6,10 +6,10 @@ from itertools import combinations, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-_MAX_BITS = 2  # of 64, by which two hashes of similar pictures may differ
+_MAX_BITS = 2  # of 64, by which two hashes of similar images may differ
 _MAX_COLOUR = 6.0  # of 255, by which their thumbnails may differ on average
 _BLOCKS = 5  # two hashes that differ in two bits have three blocks of five in common
-_NEIGHBOURS = 32  # of many pictures with one hash, each is compared with the nearest in brightness
+_NEIGHBOURS = 32  # if many images share a hash, each is compared with the nearest in brightness
 
 _Pairs = NDArray[np.int64]  # [n, 2]
 _BIT_COUNTS = np.array([bin(value).count("1") for value in range(256)], np.uint8)
@@ -29,12 +29,12 @@ def find_near_duplicates(hashes: NDArray[np.uint64], thumbnails: NDArray[np.uint
             pairs = np.stack([order[same], order[same + distance]], axis=1)
             found.append(pairs[_are_similar(pairs, hashes, thumbnails)])
     pairs = np.sort(np.concatenate(found), axis=1)
-    unique = np.unique(pairs[:, 0] * len(hashes) + pairs[:, 1])  # one number a pair sorts fast
+    unique = np.unique(pairs[:, 0] * len(hashes) + pairs[:, 1])  # one number per pair sorts fast
     return np.stack(np.divmod(unique, max(1, len(hashes))), axis=1)
 
 
 def _mask_hashes(hashes: NDArray[np.uint64]) -> Iterator[NDArray[np.uint64]]:
-    """The hashes with two of their five blocks blanked out, in every way there is."""
+    """The hashes with two of their five blocks masked, for every choice of two."""
     edges = [64 * block // _BLOCKS for block in range(_BLOCKS + 1)]
     masks = [(1 << last) - (1 << first) for first, last in pairwise(edges)]
     for kept in combinations(masks, _BLOCKS - _MAX_BITS):
@@ -51,12 +51,12 @@ def _are_similar(
 
 
 def group_pairs(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Rows that are connected by pairs, each group sorted, the groups by their first row."""
+    """Groups of rows that are connected by pairs, each sorted, ordered by their first row."""
     parents: dict[int, int] = {}  # a union-find forest
 
     def find_root(row: int) -> int:
         while (parent := parents.setdefault(row, row)) != row:
-            parents[row] = parents[parent]  # halve the path for the next one
+            parents[row] = parents[parent]  # path halving
             row = parent
         return row
 
@@ -70,7 +70,7 @@ def group_pairs(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
 
 
 def group_equal(rows: NDArray[np.uint8]) -> list[list[int]]:
-    """The numbers of rows of bytes that are the same; those that are alone are left out."""
+    """Groups of equal rows of bytes, by number; unique rows are left out."""
     if not len(rows):
         return []
     keys = np.ascontiguousarray(rows).view(f"V{rows.shape[1]}").reshape(-1)

@@ -1,4 +1,4 @@
-"""Every image of a dataset checked: what is wrong, what lies there twice, and its manifest."""
+"""Checks every image of a dataset: errors, duplicates and the manifest."""
 
 import hashlib
 from dataclasses import asdict, dataclass, field, replace
@@ -37,7 +37,7 @@ from phalanx.data.verify.near_duplicates import find_near_duplicates, group_equa
 from phalanx.errors import DataError
 
 _ADJECTIVES = {"train": "training", "valid": "validation"}
-NOTES = ("greyscale", TURNED)  # worth knowing, not wrong
+NOTES = ("greyscale", TURNED)  # worth knowing, but not errors
 _UNUSABLE = sum(KIND_BITS[kind] for kind in ("zero-size", "undecodable", "truncated", OUT_OF_RANGE))
 EXACT, NEAR = "exact duplicates", "near duplicates"
 SHARED, NEARLY_SHARED = "in both splits", "nearly the same in both splits"
@@ -50,7 +50,7 @@ _JSON_KEYS = (
 
 @dataclass(frozen=True)
 class ImageLocation:
-    """One image by its split and number, with its name, its class, and what is to be said of it."""
+    """One image by split and number, with its name, its class, and what was found."""
 
     split: str
     number: int
@@ -71,12 +71,12 @@ class VerifyResult:
     images: dict[str, int]  # by split
     classes: tuple[str, ...]
     counts: dict[str, list[int]]  # by split, the images of each class
-    single: dict[str, list[ImageLocation]]  # by kind, the images it is true of
-    groups: _Groups  # by kind, images that are the same
-    missing: list[str]  # a line for each class that a split does without
+    single: dict[str, list[ImageLocation]]  # images by kind of finding
+    groups: _Groups  # groups of duplicates, by kind
+    missing: list[str]  # a line for each class without images in a split
     manifest: str
     fingerprints: dict[str, Any]  # by split, of what was checked
-    layout: str = ""  # how the folder was understood
+    layout: str = ""  # how the folder was read
     ignored: dict[str, int] = field(default_factory=dict)  # files that were not read, by reason
 
     @property
@@ -88,11 +88,11 @@ class VerifyResult:
 
     @property
     def wrong(self) -> int:
-        """How many things are wrong; notes do not count."""
+        """The number of problems; notes do not count."""
         return sum(count for kind, count in self.totals.items() if kind not in NOTES)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """The result as plain values."""
         values = asdict(self) | {"wrong": self.wrong, "totals": self.totals}
         values["classes"] = {
             name: {split: counts[label] for split, counts in self.counts.items()}
@@ -102,7 +102,7 @@ class VerifyResult:
 
 
 def describe_problems(wrong: int) -> str:
-    """How much is wrong, in words."""
+    """The number of problems, in words."""
     words = {0: "no problems found", 1: "1 problem found"}
     return words.get(wrong, f"{wrong:,} problems found")
 
@@ -149,14 +149,14 @@ def verify(
 
 
 class _AllImages:
-    """The images of all splits, numbered through."""
+    """The images of all splits, numbered consecutively."""
 
     def __init__(self, splits: list[SourceSplit]):
         self.splits, self.classes = splits, splits[0].classes
         self.labels = np.concatenate([split.source.labels for split in splits])
 
     def find(self, row: int) -> tuple[SourceSplit, int]:
-        """The split of an image and its number there."""
+        """The split of an image, and its number there."""
         for split in self.splits:
             if row < split.images:
                 return split, row
@@ -164,7 +164,7 @@ class _AllImages:
         raise IndexError(row)
 
     def locate(self, row: int, why: str = "") -> ImageLocation:
-        """An image as a person finds it."""
+        """The location of an image, by which the user can find it."""
         (split, number), label = self.find(row), int(self.labels[row])
         class_name = self.classes[label] if 0 <= label < len(self.classes) else "no class"
         return ImageLocation(split.name, number, split.source.name(number), class_name, why)
@@ -173,7 +173,7 @@ class _AllImages:
 def _check_images(
     splits: list[SourceSplit], pool: ProcessPool, on_progress: Progress
 ) -> tuple[Checks, Reasons]:
-    """What is found in every image of all splits."""
+    """The checks of every image of all splits."""
     checks, reasons, row = np.zeros(sum(split.images for split in splits), CHECK), Reasons(), 0
     for split in splits:
         start = row
@@ -186,9 +186,9 @@ def _check_images(
 
 
 def compute_manifest(classes: tuple[str, ...], identities: NDArray[np.uint8]) -> str:
-    """The sha256 of the class names and of all images, whatever their order and format.
+    """The sha256 of the class names and all images, independent of their order and format.
 
-    An image counts by its split, the last part of its name, the sha256 of its bytes and its label.
+    Of an image, its split, the last part of its name, the sha256 of its bytes and its label count.
     """
     digest = hashlib.sha256("\n".join(classes).encode(errors="surrogateescape") + b"\n")
     digest.update(identities[np.lexsort(identities.T[::-1])].tobytes())
@@ -198,7 +198,7 @@ def compute_manifest(classes: tuple[str, ...], identities: NDArray[np.uint8]) ->
 def _find_single(
     all_images: _AllImages, flags: NDArray[np.uint16], reasons: Reasons
 ) -> dict[str, list[ImageLocation]]:
-    """By kind, the images it is true of."""
+    """The images by kind of finding."""
     found = {
         kind: [
             all_images.locate(int(row), reasons.get((int(row), kind), ""))
@@ -239,7 +239,7 @@ def _find_groups(all_images: _AllImages, checks: Checks, pool: ProcessPool) -> _
 def _group_same_pictures(
     all_images: _AllImages, pairs: NDArray[np.int64], pool: ProcessPool
 ) -> list[list[int]]:
-    """Groups of those similar images that are still alike when they are compared again, larger."""
+    """Groups of images with similar hashes that are still similar at a larger size."""
 
     def make_key(row: int) -> ImageKey:
         split, number = all_images.find(row)
