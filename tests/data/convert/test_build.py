@@ -281,6 +281,35 @@ def test_another_source_or_other_options_are_refused(photos, tmp_path):
         run(photos, tmp_path / "out", "packed")
 
 
+@pytest.mark.parametrize("form", ["folder", "tar", "imagenet-kaggle"])
+def test_a_source_that_was_written_since_is_refused(tmp_path, form):
+    src, out = tmp_path / "src", tmp_path / "out"
+    write_photos(src, {"train": 2, "val": 1})
+    file = src / "train/fish/fish 001.jpg"
+    if form == "tar":
+        run(src, tmp_path / "tar", "tar")
+        src, file = tmp_path / "tar", tmp_path / "tar/train-000000.tar"
+    elif form == "imagenet-kaggle":
+        images = tmp_path / "kaggle/ILSVRC/Data/CLS-LOC"
+        images.parent.mkdir(parents=True)
+        src, file = src.rename(images).parents[2], images / file.relative_to(src)
+    run(src, out, "packed")
+    record = building.json.loads((out / ".phalanx/build.json").read_text())
+    assert run(src, out, "packed")["train"].written == 0
+    content, times = bytearray(file.read_bytes()), file.stat()
+    content[-3] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    with pytest.raises(DataError, match=r"files of the source were written or copied since it was"):
+        run(src, out, "packed")
+    del record["file_times"]  # as older releases wrote it
+    building.write_build_record(out, record)
+    assert run(src, out, "packed")["train"].written == 0
+    (out / ".phalanx/build.json").write_text("[]")
+    with pytest.raises(DataError, match=r"build.json: cannot be read; choose another --out"):
+        run(src, out, "packed")
+
+
 def test_two_builds_do_not_write_to_one_folder(photos, tmp_path):
     with (
         building.lock_output(tmp_path),

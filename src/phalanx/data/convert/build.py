@@ -1,7 +1,8 @@
 """Data from one format into another: on all cores, in index order, the same bytes every time.
 
 What is being built into a folder is recorded in .phalanx/build.json there, with the fingerprint of
-the source. The same command goes on where it stopped; another one is refused.
+the source. The same command goes on where it stopped; another one is refused, and so is a source
+whose files were written since: images that are done would not be read again.
 """
 
 import json
@@ -184,14 +185,16 @@ def _open_record(out: Path, splits: list[SourceSplit], options: dict[str, Any]) 
         "format": _RECORD_FORMAT,
         "options": options,
         "source": {split.name: {"data": split.data, **split.fingerprint} for split in splits},
+        "file_times": {split.name: split.file_times for split in splits},
     }
     try:
         found = json.loads(path.read_bytes())
+        found.setdefault("file_times", wanted["file_times"])  # which older records lack
     except FileNotFoundError:
         record = {**wanted, "bad": {split.name: {} for split in splits}}
         write_build_record(out, record)
         return record
-    except ValueError:
+    except (ValueError, AttributeError):
         raise DataError(f"{path}: cannot be read; {_ANOTHER}") from None
     if any(found.get(name) != wanted[name] for name in wanted):
         raise DataError(f"{out}: {_describe_difference(found, wanted)}; {_ANOTHER}")
@@ -208,6 +211,8 @@ def _describe_difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
             return f"was built {before}, now {now}"
     if found.get("format") != wanted["format"]:
         return "was built by another version of Phalanx"
+    if found.get("source") == wanted["source"]:
+        return "files of the source were written or copied since it was built"
     return "was built from another source, or the source has changed since"
 
 
@@ -218,7 +223,7 @@ def _describe_option(flag: str, value: Any) -> str:
 
 
 def write_build_record(out: Path, record: dict[str, Any]) -> None:
-    """Keep what is being built; no times and no paths, so that it is the same every time."""
+    """Keep what is being built; no paths, and of times a hash, so that it stays the same."""
     text = json.dumps(record, indent=1, sort_keys=True)
     write_atomically(out / PHALANX_FOLDER / _RECORD, f"{text}\n")
 
