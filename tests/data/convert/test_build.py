@@ -234,19 +234,21 @@ def test_bad_images_are_left_out_and_named(tmp_path, to):
     src = write_photos(tmp_path / "src")
     spoil(src, "train/cat/cat 003.jpg", "train/fish/fish 015.jpg", "val/dög/dög 000.jpg")
     (src / "train/cat/cat 005.jpg").write_bytes(b"")
+    (src / "train/cat/cat 006.jpg").unlink()
+    (src / "train/cat/cat 006.jpg").symlink_to("nowhere")
     outcomes = run(src, tmp_path / "out", to, workers=2)
     assert [text.partition(":")[0] for text in outcomes["train"].bad] == [
-        "cat/cat 003.jpg",
-        "cat/cat 005.jpg",
-        "fish/fish 015.jpg",
+        "train/cat/cat 003.jpg",
+        "train/cat/cat 005.jpg",
+        "train/cat/cat 006.jpg",
+        "train/fish/fish 015.jpg",
     ]
-    assert outcomes["train"].images == 45 and len(outcomes["valid"].bad) == 1
+    assert outcomes["train"].images == 44 and len(outcomes["valid"].bad) == 1
     train, valid = find_source_splits(tmp_path / "out")
-    assert (train.images, valid.images) == (45, 14)
+    assert (train.images, valid.images) == (44, 14)
     good = write_photos(tmp_path / "good")
-    for name in ("train/cat/cat 003.jpg", "train/cat/cat 005.jpg", "train/fish/fish 015.jpg"):
-        (good / name).unlink()
-    (good / "val/dög/dög 000.jpg").unlink()
+    for text in outcomes["train"].bad + outcomes["valid"].bad:
+        (good / text.partition(":")[0]).unlink()
     assert everything(tmp_path / "out") == everything(good)
     again = run(src, tmp_path / "out", to)
     assert again["train"].bad == outcomes["train"].bad and again["train"].written == 0

@@ -375,5 +375,7 @@ def _convert_task(work: tuple[ImageTask, EncodeOptions]) -> list[tuple[int, Samp
             after = convert_sample(sample, options, max_pixels=task.split.reading.limits.max_pixels)
             converted.append((number, after, after is not sample))
         except BadImage as bad:
-            converted.append((number, str(bad), False))
+            # as the source names it: with its split or shard, wherever it turned out to be bad
+            name = bad.name if task.samples is not None else open_once(task.split).name(number)
+            converted.append((number, f"{name}: {bad.why}", False))
     return converted
