@@ -30,7 +30,7 @@ SURFACE = ("__init__", "__main__")
 ORDER = (  # lowest first; rooms of one line do not import each other
     ("errors", "escapes"),
     ("units",),
-    ("disk", "parent_process", "signals", "ranges"),
+    ("disk", "cache_folder", "parent_process", "signals", "ranges"),
     ("catalog",),
     ("config",),
     ("plan",),
@@ -301,6 +301,7 @@ def is_torch_free(path: Path) -> bool:
         "errors",
         "units",
         "disk",
+        "cache_folder",
         "catalog",
         "config",
         "plan",

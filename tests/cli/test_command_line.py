@@ -342,7 +342,7 @@ def test_the_doctor_lists_every_dependency_and_every_extra(say, monkeypatch):
     assert "-> pip install 'phalanx[sweep]'\n" in told and "ready to train" in told
 
 
-def test_the_doctor_warns_of_more_threads_than_cores(say, monkeypatch):
+def test_the_doctor_warns_of_more_threads_than_cores(say, monkeypatch, capsys):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)), raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     findings = {row["what"]: row for row in json.loads(say("doctor", "--json"))}
@@ -352,6 +352,11 @@ def test_the_doctor_warns_of_more_threads_than_cores(say, monkeypatch):
     told = say("doctor")
     assert "note  threads                 8 per process (one per core;" in told
     assert "ten times slower than with one each; to run two here, use --threads 4" in told
+    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
+    assert main(["doctor"]) == 1
+    told = capsys.readouterr().out
+    assert "MISS  threads                 OMP_NUM_THREADS is 100000: at most 1,024 thr" in told
+    assert "-> set it to the number of cores or less, unset it, or give --threads\n" in told
 
 
 # --- the process ---

@@ -35,10 +35,10 @@ def test_bad_images_are_a_note_until_they_are_too_many(photos, tmp_path, capsys)
     facts = json.loads(capsys.readouterr().out)
     assert facts["splits"]["train"]["images"] == 11
     assert facts["splits"]["train"]["bad"] == [
-        "cat/cat 001.jpg: not a JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC image"
+        "train/cat/cat 001.jpg: not a JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC image"
     ]
     assert main([*line, str(tmp_path / "two")]) == 0
-    assert "could not read 1 image, left out:\n  cat/cat" in capsys.readouterr().out
+    assert "could not read 1 image, left out:\n  train/cat/cat" in capsys.readouterr().out
     assert main([*line, str(tmp_path / "three"), "--max-bad", "0"]) == 3
     assert "train: more than 0 images cannot be read" in capsys.readouterr().err
 

@@ -59,6 +59,39 @@ def test_a_folder_is_listed_with_counts_and_classes(say, pets):
     assert (row["train"], row["valid"], row["classes"], row["problems"]) == (6, 2, 2, [])
 
 
+def test_a_file_of_labels_is_listed_from_its_own_folder(say, pets):
+    images = sorted(path.relative_to(pets) for path in (pets / "train").rglob("*.png"))
+    rows = "".join(f"{path},{path.parent.name}\n" for path in images)
+    (pets / "table.csv").write_text(f"path,label\n{rows}")
+    code, out, _ = say("list", "--labels", "pets/table.csv")
+    assert code == 0 and out.startswith(f"folder in {pets}: 6 + none images, 2 classes\n")
+    assert "  labels from table.csv, without splits\n" in out
+
+
+def test_a_link_that_leads_nowhere_is_listed_as_ignored(say, pets):
+    (pets / "train/fish").symlink_to("nowhere")
+    (pets / "test").symlink_to("test")  # in a circle
+    code, out, _ = say("list", str(pets))
+    assert code == 0 and ": 6 + 2 images, 2 classes\n" in out
+    assert "  ignored 2 files: 1 broken link test, 1 broken link train/fish\n" in out
+
+
+@pytest.mark.parametrize(
+    ("to", "files"),
+    [
+        ("tfrecord", "train-00000-of-00001 and validation-00000-of-00001"),
+        ("tar", "train-000000.tar and valid-000000.tar"),
+        ("packed", "train.phx and valid.phx"),
+    ],
+)
+def test_a_set_of_shards_is_listed_with_the_files_that_are_there(say, pets, to, files):
+    assert say("build", str(pets), "--to", to, "--out", "shards", "--workers", "1")[0] == 0
+    for path in (pets.parent / "shards").glob("validation-*.tar"):
+        path.rename(path.with_name(path.name.replace("validation", "valid")))
+    code, out, _ = say("list", "shards")
+    assert code == 0 and out.splitlines()[1] == f"  {files}"
+
+
 def test_what_is_wrong_with_a_set_is_listed_with_it(say, pets):
     (pets / "val/cat/0.png").unlink()
     code, out, _ = say("list", str(pets))
@@ -77,6 +110,8 @@ def test_a_handout_says_that_it_is_to_be_built(say, tmp_path):
     [
         (["list", "nowhere"], 3, "phalanx data list: nowhere: no such folder"),
         (["list", "."], 3, "phalanx data list: .: nothing readable here"),
+        (["list", "--class-from", "prefix"], 2, "--class-from: say which folder: phalanx data li"),
+        (["list", "--labels", "no.csv"], 3, "no.csv: no such file; expected CSV or JSON lines"),
         (["list", ".", "--jsno"], 2, "--jsno: no such option; did you mean '--json'?"),
         (["fetch"], 2, "phalanx data fetch: say which set to fetch: cifar10, cifar100, mnist, f"),
         (["fetch", "minst"], 2, "'minst' cannot be fetched; did you mean 'mnist'?"),

@@ -53,7 +53,7 @@ def test_training_has_the_limit_and_keeps_it_in_its_run(run, capsys):
         ("predict RUN PHOTOS/val", "val/cat/large.jpg"),
         ("average RUN", "val/cat/large.jpg"),
         ("data verify PHOTOS", "train/cat/large.jpg"),
-        ("data build PHOTOS --to packed --out OUT", " cat/large.jpg"),
+        ("data build PHOTOS --to packed --out OUT", "train/cat/large.jpg"),
     ],
 )
 def test_every_command_that_reads_images_takes_the_limit(

@@ -241,3 +241,8 @@ def test_a_folder_is_looked_into_for_boxes_and_so_is_the_environments(
         "note          DATA_DIR is empty, where no dataset was recognised: using the embedded one"
         in capsys.readouterr().out
     )
+    monkeypatch.setenv("DATA_DIR", "nosuch")
+    assert main(["plan", *words]) == 3
+    assert "nosuch: no such folder; DATA_DIR names it; correct or" in capsys.readouterr().err
+    assert main(["plan", "demo", *words]) == 0
+    assert main(["plan", "--data-dir", "photos", *words]) == 0

@@ -3,11 +3,13 @@
 import copy
 import os
 
+import pytest
 import torch
 
 from phalanx.catalog.models import MODELS
+from phalanx.errors import DiskError
 from phalanx.fused.enable import fuse_units
-from phalanx.fused.tuning import tune, use_cache
+from phalanx.fused.tuning import describe_temporary_cache, tune, use_cache
 from phalanx.models.build import build_model
 from phalanx.models.units import UnitModel
 
@@ -38,3 +40,31 @@ def test_compilers_keep_what_they_make_where_they_are_told(tmp_path, monkeypatch
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path))
     assert use_cache(tmp_path / "mine") == tmp_path / "mine"
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "mine" / "triton")
+
+
+def test_a_home_that_cannot_be_written_to_ends_no_run(tmp_path, monkeypatch):
+    for variable in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(variable, "")  # so that what is set below ends with the test
+        monkeypatch.delenv(variable)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    own = use_cache(None)
+    assert own == tmp_path / "home/.cache/phalanx/kernels"
+    assert not describe_temporary_cache(own)
+    monkeypatch.setenv("HOME", "/dev/null")
+    for variable in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.delenv(variable)
+    found = use_cache(None)
+    assert found == tmp_path / f"phalanx-{os.getuid()}" / "kernels"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(found / "inductor")
+    (note,) = describe_temporary_cache(found)
+    assert note.startswith("/dev/null/.cache/phalanx cannot be written to: compiled kernels are")
+    assert "--model-cache-path" in note
+
+
+def test_a_named_cache_that_cannot_be_written_to_is_a_mistake(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        DiskError, match=r"--model-cache-path .*file/x: cannot be written to \(Not a"
+    ):
+        use_cache(tmp_path / "file" / "x")

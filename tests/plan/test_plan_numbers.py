@@ -181,6 +181,18 @@ def test_threads_are_the_options_then_the_environments_then_one_per_core(
     assert make_plan(config, facts, chosen).threads == threads
 
 
+@pytest.mark.parametrize("variable", ["1025", "100000", "9" * 5000])
+def test_more_threads_than_can_be_started_are_refused(monkeypatch, variable):
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    config = read_settings("demo", {}).config
+    with pytest.raises(ConfigError, match=rf"OMP_NUM_THREADS is {variable[:20]}: at most 1,024 t"):
+        choose_machine(config)
+    config = read_settings("demo", {"threads": "1024"}).config  # the most it takes
+    assert choose_machine(config).threads == 1024
+    monkeypatch.setenv("OMP_NUM_THREADS", "01024")
+    assert choose_machine(read_settings("demo", {}).config).threads == 1024
+
+
 def test_no_process_runs_without_a_thread():
     with pytest.raises(ConfigError, match="--threads: must be at least 1, got 0"):
         read_settings("demo", {"threads": "0"})

@@ -53,6 +53,18 @@ def talk(console):
         console.warn("train/cat/17.jpg does not decode")
 
 
+def test_a_full_bar_does_not_look_like_an_empty_one_where_there_are_few_colours(
+    terminal, monkeypatch
+):
+    monkeypatch.setenv("TERM", "screen")  # as tmux has it; 16 colours
+    monkeypatch.delenv("COLORTERM", raising=False)
+    with Console(total_steps=2, epochs=1, stream=terminal.stream) as console:
+        terminal.read()
+        console.progress(2)
+        drawn = terminal.read()
+    assert "\x1b[36m━━━" in drawn and "\x1b[90m━" not in drawn
+
+
 def test_without_a_terminal_every_log_point_and_score_is_one_plain_line(tmp_path):
     path = tmp_path / "out.txt"
     with path.open("w", encoding="ascii") as stream:

@@ -39,6 +39,10 @@ def read_with_data(
     if preset is not None or "data" in flags:
         return _place_data(settings, folder)
     if not place:
+        from phalanx.data.formats.sources import refuse_no_folder
+
+        hint = "DATA_DIR names it; correct or unset that, or name a dataset with --data-dir"
+        refuse_no_folder(Path(folder).expanduser(), hint)
         note = (
             f"DATA_DIR is {folder}, where no dataset was recognised: using the embedded one; name "
             "another with --data and --data-dir"

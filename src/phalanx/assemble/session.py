@@ -47,7 +47,7 @@ from phalanx.engine.step import (
     train_step,
 )
 from phalanx.errors import DataError
-from phalanx.fused.tuning import ChoiceStore, use_cache
+from phalanx.fused.tuning import ChoiceStore, describe_temporary_cache, use_cache
 from phalanx.models.airbench import has_whitening, whiten_patches
 from phalanx.models.units import UnitModel
 from phalanx.parallel.ranks import Ranks
@@ -100,6 +100,8 @@ class Session:
             config, plan, self.device, stage=self.place.stage, with_init_weights=start is None
         )
         self.notes: list[str] = []  # what the user should know about how the model trains
+        if cache is None and self.device.type == "cuda":
+            self.notes += describe_temporary_cache(self._cache)
         self._start, self._exits = start, ExitStack()
         if start is not None and not start.weights_only:
             self.state  # noqa: B018 - restored now, to report a checkpoint that does not fit
@@ -134,7 +136,7 @@ class Session:
         from phalanx.fused.half_copies import cast_before_passes
 
         assert self.options.half is not None
-        self.notes = describe_left(fuse_units(model, self.options.half), model)
+        self.notes += describe_left(fuse_units(model, self.options.half), model)
         cast_before_passes(model, self.options.half)
 
     @cached_property

@@ -28,7 +28,7 @@ _FILELESS = {  # datasets that have no files: what they are, how to get them
     "List the data that can be read, or what is in a folder and up to three levels below it.",
     Argument("dir", "The folder to look into."),
     Argument("--json", "Print JSON.", switch=True),
-    usage="[DIR] [--json]",
+    usage="[DIR] [--labels FILE] [--json]",
     options=("val-split", *LAYOUT_OPTIONS),
     examples={
         "phalanx data list": "every format that can be read, and how to get it",
@@ -39,12 +39,23 @@ _FILELESS = {  # datasets that have no files: what they are, how to get them
 def _list_data(args: ParsedArgs) -> None:
     """Print the formats that can be read, or what was found in a folder."""
     args.refuse_problems()
-    if args["dir"]:
-        found = _describe_datasets(Path(args["dir"]).expanduser(), args.read_reading())
+    if args["dir"] or args.flags:
+        reading = args.read_reading()
+        found = _describe_datasets(_find_listed_folder(args, reading), reading)
         args.print_result(found, lambda: _print_datasets(found))
     else:
         formats = _describe_formats()
         args.print_result(formats, lambda: _print_formats(formats))
+
+
+def _find_listed_folder(args: ParsedArgs, reading: "Reading") -> Path:
+    """The folder to look into: the one that is named, else that of the file of labels."""
+    if args["dir"]:
+        return Path(args["dir"]).expanduser()
+    if reading.layout.labels is not None:  # paths in it are counted from there
+        return Path(reading.layout.labels).expanduser().absolute().parent
+    flag = next(iter(args.flags))
+    raise ConfigError(f"--{flag}: say which folder: phalanx data list DIR --{flag} ...")
 
 
 def _describe_formats() -> list[dict[str, Any]]:
@@ -74,7 +85,7 @@ def _describe_datasets(root: Path, reading: "Reading") -> list[dict[str, Any]]:
 
 def _describe_dataset(data: str, folder: Path, reading: "Reading") -> dict[str, Any]:
     """The images and classes of a set; what is wrong with a split stands in place of its count."""
-    from phalanx.data.formats.detect import count_ignored, describe_found
+    from phalanx.data.formats.detect import count_ignored, describe_files, describe_found
     from phalanx.data.formats.sources import DATA_FORMATS, open_format
 
     facts: dict[str, Any] = {"why": "", "train": None, "valid": None, "classes": None}
@@ -93,7 +104,8 @@ def _describe_dataset(data: str, folder: Path, reading: "Reading") -> dict[str, 
             sources.append(source)
         except DataError as error:
             problems.append(str(error))
-    facts["why"] = describe_found(data, folder, layout) or DATA_FORMATS[data].files
+    layout_text = describe_found(data, folder, layout)
+    facts["why"] = layout_text or describe_files(sources) or DATA_FORMATS[data].files
     return {**facts, "ignored": count_ignored(sources), "problems": problems}
 
 

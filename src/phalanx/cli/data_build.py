@@ -27,7 +27,9 @@ _LIMITS = {
     Argument("--to", "folder, tar, tfrecord, parquet or packed."),
     Argument("--out", "An empty folder, or one to continue."),
     Argument(
-        "--short-side", "Shrink images whose short side is longer. Without it images are copied."
+        "--short-side",
+        "Shrink images whose short side is longer. Without it images are copied, but tfrecord and "
+        "packed re-encode what is not a JPEG.",
     ),
     Argument(
         "--quality", "JPEG quality of images that are re-encoded: 90 with --short-side, else 95."

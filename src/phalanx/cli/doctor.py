@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from phalanx.cli.command import Argument, ParsedArgs, command
+from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
 
 _PACKAGES = {  # import name: (package, what for, can Phalanx train without it)
@@ -123,9 +124,13 @@ def _check_devices() -> Iterator[_Check]:
     """Cores and accelerators, as torch sees them."""
     from phalanx.plan.machine import count_cores, count_threads
 
-    cores, threads = count_cores(), count_threads()
+    cores = count_cores()
     yield _Check("cpu", f"{cores} core{'s' * (cores != 1)}", "ok")
-    yield _check_threads(threads, cores)
+    try:
+        yield _check_threads(count_threads(), cores)
+    except ConfigError as error:
+        problem, _, remedy = str(error).partition("; ")
+        yield _Check("threads", problem, "missing", remedy)
     try:
         import torch
     except (ImportError, OSError):

@@ -74,7 +74,7 @@ class MachineConfig(Section):
         None,
         "Folder for compiled kernels and the choice among them, kept from run to run.",
         resumable=True,
-        auto="in the user's cache folder",
+        auto="in the user's cache folder, else a temporary one",
     )
     replicas: int | None = option(
         1,

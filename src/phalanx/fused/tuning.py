@@ -11,22 +11,48 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phalanx.cache_folder import find_user_cache, make_writable, open_temporary_cache
 from phalanx.disk import write_atomically
 from phalanx.errors import DiskError
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.units import UnitModel, find_noise_sizes
 
+_COMPILERS = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 _KEPT_NOISE = 0.999  # drop-path drops nothing, whatever its rate
 
 
 def use_cache(folder: Path | None) -> Path:
-    """Make compilers cache in a folder, the user's cache if none is given; returns it."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    chosen = folder or base / "phalanx" / "kernels"
-    for variable, name in (("TRITON_CACHE_DIR", "triton"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
+    """Make compilers cache in a folder, the user's cache if none is given; returns it.
+
+    torch creates its part even if nothing is compiled, and fails if it cannot: a temporary folder
+    is used if the user's cache is not writable.
+    """
+    chosen = folder or (find_user_cache() or open_temporary_cache()) / "kernels"
+    try:
+        make_writable(chosen, *(chosen / name for name in _COMPILERS.values()))
+    except OSError as cause:
+        if folder is not None:
+            raise DiskError(
+                f"--model-cache-path {folder}: cannot be written to ({cause.strerror or cause}); "
+                "choose another folder, or leave the option out"
+            ) from cause
+        chosen = open_temporary_cache() / "kernels"
+    for variable, name in _COMPILERS.items():
         if folder is not None or variable not in os.environ:
             os.environ[variable] = str(chosen / name)
     return chosen
+
+
+def describe_temporary_cache(cache: Path) -> list[str]:
+    """What to say of the folder that `use_cache` chose, where it is not the user's own."""
+    own = find_user_cache()
+    if own is not None and cache == own / "kernels":
+        return []
+    why = "you have no home folder" if own is None else f"{own} cannot be written to"
+    return [
+        f"{why}: compiled kernels are kept in {cache}, and lost with the temporary files; choose "
+        "another folder with --model-cache-path"
+    ]
 
 
 def tune(model: UnitModel, images: Tensor, *, half: torch.dtype) -> None:

@@ -5,6 +5,10 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
+from phalanx.errors import ConfigError
+
+_MAX_THREADS = 1024  # as --threads has it
+
 
 def count_cores() -> int:
     """The number of cores that this process may use."""
@@ -14,9 +18,18 @@ def count_cores() -> int:
 
 
 def count_threads() -> int:
-    """The default number of torch threads: OMP_NUM_THREADS, else the number of cores."""
+    """The default number of torch threads: OMP_NUM_THREADS, else the number of cores.
+
+    A number that the machine cannot start is refused: it would end in a segmentation fault.
+    """
     text = os.environ.get("OMP_NUM_THREADS", "").strip()
-    return int(text) if text.isdecimal() and int(text) > 0 else count_cores()
+    digits = text.lstrip("0") if text.isdecimal() else ""
+    if len(digits) > len(str(_MAX_THREADS)) or int(digits or 0) > _MAX_THREADS:
+        raise ConfigError(
+            f"OMP_NUM_THREADS is {text[:20]}: at most {_MAX_THREADS:,} threads can be used; set it "
+            "to the number of cores or less, unset it, or give --threads"
+        )
+    return int(digits) if digits else count_cores()
 
 
 def resolve_device(device: str) -> str:

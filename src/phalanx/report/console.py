@@ -173,7 +173,12 @@ class Console:
 
     def _draw(self) -> Table:
         epoch = self._step / max(self.total_steps, 1) * self.epochs
-        bar = ProgressBar(total=self.total_steps, completed=self._step, complete_style="cyan")
+        bar = ProgressBar(
+            total=self.total_steps,
+            completed=self._step,
+            complete_style="cyan",
+            finished_style="cyan",  # rich's own turns grey on terminals of 16 colours
+        )
         cells: list[Text | ProgressBar] = [
             Text(f"epoch {epoch:.1f}/{self.epochs:g}", style="bold"),
             bar,

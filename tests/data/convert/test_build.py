@@ -234,19 +234,21 @@ def test_bad_images_are_left_out_and_named(tmp_path, to):
     src = write_photos(tmp_path / "src")
     spoil(src, "train/cat/cat 003.jpg", "train/fish/fish 015.jpg", "val/dög/dög 000.jpg")
     (src / "train/cat/cat 005.jpg").write_bytes(b"")
+    (src / "train/cat/cat 006.jpg").unlink()
+    (src / "train/cat/cat 006.jpg").symlink_to("nowhere")
     outcomes = run(src, tmp_path / "out", to, workers=2)
     assert [text.partition(":")[0] for text in outcomes["train"].bad] == [
-        "cat/cat 003.jpg",
-        "cat/cat 005.jpg",
-        "fish/fish 015.jpg",
+        "train/cat/cat 003.jpg",
+        "train/cat/cat 005.jpg",
+        "train/cat/cat 006.jpg",
+        "train/fish/fish 015.jpg",
     ]
-    assert outcomes["train"].images == 45 and len(outcomes["valid"].bad) == 1
+    assert outcomes["train"].images == 44 and len(outcomes["valid"].bad) == 1
     train, valid = find_source_splits(tmp_path / "out")
-    assert (train.images, valid.images) == (45, 14)
+    assert (train.images, valid.images) == (44, 14)
     good = write_photos(tmp_path / "good")
-    for name in ("train/cat/cat 003.jpg", "train/cat/cat 005.jpg", "train/fish/fish 015.jpg"):
-        (good / name).unlink()
-    (good / "val/dög/dög 000.jpg").unlink()
+    for text in outcomes["train"].bad + outcomes["valid"].bad:
+        (good / text.partition(":")[0]).unlink()
     assert everything(tmp_path / "out") == everything(good)
     again = run(src, tmp_path / "out", to)
     assert again["train"].bad == outcomes["train"].bad and again["train"].written == 0
@@ -279,6 +281,35 @@ def test_another_source_or_other_options_are_refused(photos, tmp_path):
         run(photos, tmp_path / "out", "tar", short_side=64)
     with pytest.raises(DataError, match="was built with --to tar, now with --to packed"):
         run(photos, tmp_path / "out", "packed")
+
+
+@pytest.mark.parametrize("form", ["folder", "tar", "imagenet-kaggle"])
+def test_a_source_that_was_written_since_is_refused(tmp_path, form):
+    src, out = tmp_path / "src", tmp_path / "out"
+    write_photos(src, {"train": 2, "val": 1})
+    file = src / "train/fish/fish 001.jpg"
+    if form == "tar":
+        run(src, tmp_path / "tar", "tar")
+        src, file = tmp_path / "tar", tmp_path / "tar/train-000000.tar"
+    elif form == "imagenet-kaggle":
+        images = tmp_path / "kaggle/ILSVRC/Data/CLS-LOC"
+        images.parent.mkdir(parents=True)
+        src, file = src.rename(images).parents[2], images / file.relative_to(src)
+    run(src, out, "packed")
+    record = building.json.loads((out / ".phalanx/build.json").read_text())
+    assert run(src, out, "packed")["train"].written == 0
+    content, times = bytearray(file.read_bytes()), file.stat()
+    content[-3] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    with pytest.raises(DataError, match=r"files of the source were written or copied since it was"):
+        run(src, out, "packed")
+    del record["file_times"]  # as older releases wrote it
+    building.write_build_record(out, record)
+    assert run(src, out, "packed")["train"].written == 0
+    (out / ".phalanx/build.json").write_text("[]")
+    with pytest.raises(DataError, match=r"build.json: cannot be read; choose another --out"):
+        run(src, out, "packed")
 
 
 def test_two_builds_do_not_write_to_one_folder(photos, tmp_path):

@@ -313,3 +313,21 @@ def test_a_folder_is_told_from_other_folders(folder, tmp_path_factory):
     (other / "a").mkdir()
     write_image(other / "b/0.png")
     assert not has_class_folders(other)
+
+
+def test_an_index_is_not_kept_where_nobody_may_write_nor_without_a_home(
+    folder, tmp_path_factory, monkeypatch
+):
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    folder.chmod(0o555)  # which root is free to ignore
+    try:
+        kept = open_source("folder", str(folder), "train")
+        assert kept.index.save_error == "" and not (folder / ".phalanx").exists()
+        assert len(list(cache.rglob("*.index"))) == 1
+        monkeypatch.setattr("phalanx.data.formats.index.find_user_cache", lambda: None)
+        unsaved = open_source("folder", str(folder), "train")
+        assert unsaved.index.save_error == "Permission denied"
+        assert unsaved.fingerprint() == kept.fingerprint()
+    finally:
+        folder.chmod(0o755)

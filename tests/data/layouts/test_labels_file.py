@@ -65,6 +65,8 @@ def test_splits_are_found_chosen_and_left_over():
         ("path,label,split\na.jpg,x,\nb.jpg,y,train", "line 2: no split, though other rows"),
         ("path,label\na.jpg,x\nb.jpg,x", "has only one class, 'x'; a classifier needs two"),
         ('path,label\n"a.jpg,x', "line 2: expected path,label"),
+        ('path,label\na.jpg,x\n"b.jpg,y\nc.jpg,y\nd.jpg,x\n', "line 3: expected path,label"),
+        ('path,label\na.jpg,x\n"' + "b.jpg,y\n" * 20_000, "line 3: not valid CSV"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_said_with_its_line(text, message):

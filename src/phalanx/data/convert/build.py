@@ -1,7 +1,8 @@
 """Converts a dataset to another format: on all cores, in index order, the same bytes every time.
 
 What is being built in a folder is recorded in .phalanx/build.json there, with the fingerprint of
-the source. The same command continues where it stopped; another one is refused.
+the source. The same command continues where it stopped; another one is refused, and so is a source
+whose files have changed since: images that are done would not be read again.
 """
 
 import json
@@ -184,14 +185,16 @@ def _open_record(out: Path, splits: list[SourceSplit], options: dict[str, Any]) 
         "format": _RECORD_FORMAT,
         "options": options,
         "source": {split.name: {"data": split.data, **split.fingerprint} for split in splits},
+        "file_times": {split.name: split.file_times for split in splits},
     }
     try:
         found = json.loads(path.read_bytes())
+        found.setdefault("file_times", wanted["file_times"])  # which older records lack
     except FileNotFoundError:
         record = {**wanted, "bad": {split.name: {} for split in splits}}
         write_build_record(out, record)
         return record
-    except ValueError:
+    except (ValueError, AttributeError):
         raise DataError(f"{path}: cannot be read; {_ANOTHER}") from None
     if any(found.get(name) != wanted[name] for name in wanted):
         raise DataError(f"{out}: {_describe_difference(found, wanted)}; {_ANOTHER}")
@@ -208,6 +211,8 @@ def _describe_difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
             return f"was built {before}, now {now}"
     if found.get("format") != wanted["format"]:
         return "was built by another version of Phalanx"
+    if found.get("source") == wanted["source"]:
+        return "files of the source were written or copied since it was built"
     return "was built from another source, or the source has changed since"
 
 
@@ -218,7 +223,7 @@ def _describe_option(flag: str, value: Any) -> str:
 
 
 def write_build_record(out: Path, record: dict[str, Any]) -> None:
-    """Write build.json; without times and paths, so that it is the same every time."""
+    """Write build.json; without paths, and with times as a hash, so that it stays the same."""
     text = json.dumps(record, indent=1, sort_keys=True)
     write_atomically(out / PHALANX_FOLDER / _RECORD, f"{text}\n")
 
@@ -370,5 +375,7 @@ def _convert_task(work: tuple[ImageTask, EncodeOptions]) -> list[tuple[int, Samp
             after = convert_sample(sample, options, max_pixels=task.split.reading.limits.max_pixels)
             converted.append((number, after, after is not sample))
         except BadImage as bad:
-            converted.append((number, str(bad), False))
+            # as the source names it: with its split or shard, wherever it turned out to be bad
+            name = bad.name if task.samples is not None else open_once(task.split).name(number)
+            converted.append((number, f"{name}: {bad.why}", False))
     return converted

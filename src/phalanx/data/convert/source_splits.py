@@ -19,6 +19,7 @@ from phalanx.data.formats.decode import encode_png
 from phalanx.data.formats.detect import detect_one
 from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
 from phalanx.data.formats.imagenet import SEQUENTIAL_FORMATS
+from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import (
     DATA_FORMATS,
     Source,
@@ -28,6 +29,7 @@ from phalanx.data.formats.sources import (
     set_limits,
 )
 from phalanx.data.layouts.listing import LayoutOptions
+from phalanx.data.layouts.snapshot import hash_files
 from phalanx.errors import ConfigError, DataError
 from phalanx.plan.machine import count_cores
 
@@ -49,6 +51,7 @@ class SourceSplit:
     images: int
     classes: tuple[str, ...]
     fingerprint: dict[str, Any]
+    file_times: str  # a hash of the files' names, sizes and times; empty: the fingerprint has them
     labels: NDArray[np.int64] | None  # None: known only when images are read
 
     @property
@@ -117,13 +120,18 @@ def find_source_splits(root: Path, reading: Reading = AS_IT_LIES) -> list[Source
 def _describe_split(key: SplitKey) -> SourceSplit:
     """What is known about a split from its index or its headers."""
     data, folder, name, reading = key
-    labels = None
+    labels, file_times = None, ""
     if data in SEQUENTIAL_FORMATS:
-        classes = SEQUENTIAL_FORMATS[data].classes(folder)
-        fingerprint = SEQUENTIAL_FORMATS[data].fingerprint(folder, name, classes)
+        sequential = SEQUENTIAL_FORMATS[data]
+        classes = sequential.classes(folder)
+        fingerprint = sequential.fingerprint(folder, name, classes)
+        file_times = hash_files(folder, sequential.list_files(folder, name))
     else:
         source = open_once(key)
         classes, fingerprint, labels = source.classes, source.fingerprint(), source.labels
+        if isinstance(source, IndexedSource):
+            files = source.index.files
+            file_times = hash_files(source.root, (files[n] for n in range(len(files))))
     return SourceSplit(
         name=name,
         data=data,
@@ -132,6 +140,7 @@ def _describe_split(key: SplitKey) -> SourceSplit:
         images=fingerprint["images"],
         classes=classes,
         fingerprint=fingerprint,
+        file_times=file_times,
         labels=labels,
     )
 

@@ -114,6 +114,20 @@ def count_ignored(sources: Iterable[Source]) -> dict[str, int]:
     return dict(total)
 
 
+def describe_files(sources: Iterable[Source]) -> str:
+    """The files of some splits, the first and the last of each; empty where they are not known.
+
+    Of a set whose images are files of their own that says nothing.
+    """
+    shown: dict[str, None] = {}
+    for source in sources:
+        if isinstance(source, IndexedSource):
+            files = source.index.files
+            last = f" to {files[len(files) - 1]}" if len(files) > 1 else ""
+            shown[f"{files[0]}{last}"] = None  # once, where one set was split in two
+    return " and ".join(shown)
+
+
 def describe_nothing(root: Path) -> str:
     """The error message for a folder in which no dataset was found."""
     for folder in (root, *_list_readable_folders(root)):

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -67,6 +67,7 @@ class _SequentialFormat:
 
     classes: Callable[[Path], tuple[str, ...]]  # the synsets in the order of labels
     entries: Callable[[Path, str], Iterator[_Entry]]  # from (root, split), in a fixed order
+    images: Callable[[Path, str], Iterable[str]] = lambda *_: ()  # files of one image each
 
     def count(self, root: Path, split: str) -> int:
         """The number of images in a split; none is read."""
@@ -82,6 +83,11 @@ class _SequentialFormat:
                 yield _SynsetImage(name, data, synset, box)
             except BadImage as bad:
                 yield _SynsetImage(name, str(bad), synset, None)
+
+    def list_files(self, root: Path, split: str) -> Iterator[str]:
+        """All files that a split is made from, some of which need not be there."""
+        yield from _SEQUENTIAL_FILES
+        yield from self.images(root, split)
 
     def fingerprint(self, root: Path, split: str, classes: tuple[str, ...]) -> dict[str, Any]:
         """Counts, and a hash over the classes and the sizes of files."""
@@ -335,6 +341,15 @@ def _list_kaggle(root: Path, split: str) -> Iterator[_Entry]:
             yield file.name, synset, partial(_read_kaggle_image, file, solutions.get(file.stem))
 
 
+def _list_kaggle_files(root: Path, split: str) -> Iterator[str]:
+    """The images of a split, by their path from the root."""
+    folder = find_kaggle_folder(root, split)
+    for name in _list_names(folder):
+        place = folder / name
+        files = [place / file for file in _list_names(place)] if place.is_dir() else [place]
+        yield from (file.relative_to(root).as_posix() for file in files)
+
+
 def _list_names(folder: Path) -> list[str]:
     with read_errors(folder, "unpack it again"):
         return sorted(name for name in os.listdir(folder) if not name.startswith("."))
@@ -342,5 +357,7 @@ def _list_names(folder: Path) -> list[str]:
 
 SEQUENTIAL_FORMATS = {
     "imagenet-official": _SequentialFormat(classes=_read_official_classes, entries=_list_official),
-    "imagenet-kaggle": _SequentialFormat(classes=_read_kaggle_classes, entries=_list_kaggle),
+    "imagenet-kaggle": _SequentialFormat(
+        classes=_read_kaggle_classes, entries=_list_kaggle, images=_list_kaggle_files
+    ),
 }

@@ -7,9 +7,11 @@ read-only), and rebuilt when it is damaged, or when the files it describes no lo
 snapshot in its header.
 """
 
+import errno
 import hashlib
 import json
 import os
+import stat
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +25,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.cache_folder import find_user_cache
 from phalanx.data.formats.decode import BadImage, EncodedImage, Image, decode
 from phalanx.data.formats.file_bytes import copy_to_memory, crc32c
 from phalanx.data.formats.image_file import (
@@ -39,6 +42,7 @@ _FORMAT = 2  # raise it when the layout changes: files of another format are reb
 _CRC_BYTES = 4
 _ALIGN = 64
 PHALANX_FOLDER = ".phalanx"
+_ANYBODY_WRITES = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _MAX_OPEN_FILES = 128  # shards kept open by one process
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of the image's sides
@@ -131,7 +135,7 @@ class Index:
 def snapshot_files(root: Path, paths: Iterable[Path]) -> Snapshot:
     """Name, size and time of files, to find out later whether one has changed."""
     facts = [(path.relative_to(root).as_posix(), path.stat()) for path in paths]
-    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in facts]
+    return [[name, file.st_size, file.st_mtime_ns] for name, file in facts]
 
 
 def hash_snapshot(snapshot: Snapshot) -> str:
@@ -146,7 +150,7 @@ def load_or_build_index(
 
     If it cannot be stored, the new one is used by this process only, and its save_error says why.
     """
-    paths = [folder / f"{key}.index" for folder in (root / PHALANX_FOLDER, user_cache_folder(root))]
+    paths = [folder / f"{key}.index" for folder in find_record_folders(root)]
     for path in paths:
         found = _load_index(path, snapshot)
         if found is not None:
@@ -157,7 +161,7 @@ def load_or_build_index(
     for path in paths:
         try:
             with disk_errors(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_record_folder(path.parent)
             write_atomically(path, content)
         except DiskError as error:
             why = getattr(error.__cause__, "strerror", None) or str(error)
@@ -167,11 +171,21 @@ def load_or_build_index(
     return replace(index, sha256=index.hash_entries(), save_error=why)
 
 
-def user_cache_folder(root: Path) -> Path:
-    """Where the index of a read-only folder is stored."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+def find_record_folders(root: Path) -> list[Path]:
+    """Where records about a data folder are stored: beside the data, else in the user's cache."""
+    beside, cache = root / PHALANX_FOLDER, find_user_cache()
+    if cache is None:
+        return [beside]
     key = hashlib.sha256(str(root.resolve()).encode(errors="surrogateescape")).hexdigest()[:16]
-    return base / "phalanx" / key
+    return [beside, cache / key]
+
+
+def make_record_folder(folder: Path) -> None:
+    """Create such a folder; OSError if that fails, or if only root could write to it."""
+    place = folder if folder.exists() else folder.parent
+    if place.exists() and not place.stat().st_mode & _ANYBODY_WRITES:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def _to_bytes(index: Index, snapshot: Snapshot) -> bytes:

@@ -103,6 +103,15 @@ def count_loose_images(folder: Path) -> int:
     return sum(1 for _ in _iterate_loose_images(folder, NEWEST_RULE))
 
 
+def list_broken_links(folder: Path) -> list[str]:
+    """The links in a folder that lead nowhere, without those that are called as images are."""
+    suffixes = find_image_suffixes()
+    with os.scandir(folder) as entries:
+        links = [e.name for e in entries if e.is_symlink() and not _is_hidden(e.name)]
+    named = (name for name in links if not name.lower().endswith(suffixes))
+    return sorted(name for name in named if not os.path.exists(folder / name))
+
+
 def has_loose_images(folder: Path, *, rule: int = NEWEST_RULE) -> bool:
     """Whether an image is directly in a folder; stops at the first."""
     return any(True for _ in _iterate_loose_images(folder, rule))

@@ -177,18 +177,17 @@ def _read_csv_rows(text: str, table: Path) -> Iterator[_Row]:
 
 
 def _read_cells(text: str, table: Path) -> Iterator[tuple[int, list[str]]]:
-    """The cells of each row that is not empty, with the number of its line."""
+    """The cells of each row that is not empty, with the line where it begins."""
     delimiter = max(",;\t", key=text.partition("\n")[0].count)  # the first of equals is the comma
-    reader = csv.reader(io.StringIO(text), delimiter=delimiter)
+    reader, line = csv.reader(io.StringIO(text), delimiter=delimiter), 1
     try:
         for row in reader:
             cells = [cell.strip() for cell in row]
             if any(cells):
-                yield reader.line_num, cells
+                yield line, cells
+            line = reader.line_num + 1  # a quote that is not closed takes in all that follow
     except csv.Error as cause:
-        raise DataError(
-            f"{table}, line {reader.line_num}: not valid CSV ({cause}); fix it"
-        ) from None
+        raise DataError(f"{table}, line {line}: not valid CSV ({cause}); fix it") from None
 
 
 def _find_columns(first: list[str], table: Path) -> dict[str, int]:

@@ -13,6 +13,7 @@ from phalanx.data.layouts.image_files import (
     describe_ignored,
     describe_reason,
     find_image_suffixes,
+    list_broken_links,
     list_folders,
     list_images,
 )
@@ -83,9 +84,13 @@ def list_by_folder(
         found.findings.append(f"{folder}: has no class folders")
     # images next to the split folders are counted once, with those of training
     places = {folder, root} if folder.name.lower() in TRAIN_NAMES else {folder}
-    loose = sum(map(count_loose_images, places)) if rule > 1 else 0
-    if loose:
-        found.ignored[_NO_CLASS_FOLDER] += loose
+    if rule > 1:
+        found.ignored[_NO_CLASS_FOLDER] += sum(map(count_loose_images, places))
+        for place in places:  # what would be a class, were its folder there
+            start = relative_prefix(root, place)
+            links = (f"broken link {start}{name}" for name in list_broken_links(place))
+            found.ignored.update(links)
+    found.ignored = +found.ignored
     return found
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from phalanx.data.formats.index import PHALANX_FOLDER, user_cache_folder
+from phalanx.data.formats.index import find_record_folders, make_record_folder
 from phalanx.disk import write_atomically
 from phalanx.errors import DiskError
 
@@ -15,9 +15,9 @@ _Fingerprints = dict[str, Any]  # by split
 def save_manifest(root: Path, manifest: str, fingerprints: _Fingerprints) -> None:
     """Store the id of a dataset's content in its folder, or if that is read-only in the cache."""
     content = json.dumps({"manifest": manifest, "fingerprints": fingerprints}, indent=1)
-    for folder in (root / PHALANX_FOLDER, user_cache_folder(root)):
+    for folder in find_record_folders(root):
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_record_folder(folder)
             write_atomically(folder / _NAME, content)
         except (OSError, DiskError):
             continue
@@ -26,7 +26,7 @@ def save_manifest(root: Path, manifest: str, fingerprints: _Fingerprints) -> Non
 
 def find_manifest(root: Path, fingerprints: _Fingerprints) -> str | None:
     """The stored id, if the dataset has not changed since."""
-    for folder in (root / PHALANX_FOLDER, user_cache_folder(root)):
+    for folder in find_record_folders(root):
         try:
             kept = json.loads((folder / _NAME).read_bytes())
             if _is_older(folder / _NAME, folder):  # the index was rebuilt: a file has changed

@@ -1,0 +1,53 @@
+"""The user's own cache folder, and a temporary one where that cannot be used."""
+
+import atexit
+import errno
+import os
+import shutil
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from phalanx.errors import DiskError
+
+
+def find_user_cache() -> Path | None:
+    """Where caches of ours lie from run to run; None where the user has no home."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    if base:
+        return Path(base) / "phalanx"
+    with suppress(RuntimeError):  # a container may run as a number that is nobody's
+        return Path.home() / ".cache" / "phalanx"
+    return None
+
+
+def make_writable(*folders: Path) -> None:
+    """Create folders that are missing; OSError where one cannot be created or written to."""
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+
+def open_temporary_cache() -> Path:
+    """A folder among the temporary files that nobody else can write to, the same every time.
+
+    Others may have taken its name: code in a cache is run, so then it is one that goes with us.
+    """
+    try:
+        folder = Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}"
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()  # a link is nobody's folder
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+            folder.chmod(0o700)
+            return folder
+        folder = Path(tempfile.mkdtemp(prefix="phalanx-"))
+    except OSError as cause:
+        raise DiskError(
+            f"no folder for temporary files can be written to ({cause.strerror or cause}); set "
+            "TMPDIR to one, or XDG_CACHE_HOME"
+        ) from cause
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
