@@ -77,7 +77,8 @@ def start_command_ranks(command: str, words: Sequence[str], ranks: int) -> int:
 
 
 def _say(command: str, line: str) -> None:
-    os.write(2, f"phalanx {command}: {line}\n".encode())
+    with suppress(OSError):  # where nobody can be told, the ranks are looked after all the same
+        os.write(2, f"phalanx {command}: {line}\n".encode())
 
 
 def open_as_rank(

@@ -18,6 +18,10 @@ from phalanx.parent_process import watch_parent
 
 _TASKS_AHEAD = 4  # pending for each process: enough to bridge a slow one, few in memory
 _SAFE_PATH = "PYTHONSAFEPATH"
+_OF_TERMINALS = (
+    signal.SIGINT,
+    signal.SIGHUP,
+)  # sent to all processes of a command: Ctrl-C, a hangup
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
@@ -28,7 +32,7 @@ class SpawnExecutor(ProcessPoolExecutor):
     def __init__(self, workers: int):
         # a fork would copy our threads' locks in whatever state they are
         spawn = multiprocessing.get_context("spawn")
-        with _safe_path():
+        with _safe_path(), _block_interrupts():
             resource_tracker.ensure_running()  # started later, it would let Ctrl-C through
             super().__init__(workers, spawn, initializer=_init_worker)
 
@@ -95,11 +99,11 @@ class ProcessPool:
 
 @contextmanager
 def _block_interrupts() -> Iterator[None]:
-    """A block in which processes are started that Ctrl-C never reaches, not even half started.
+    """A block in which processes are started that a terminal's signals never reach, from the start.
 
     They inherit what is blocked here; for this process, a signal waits until the block ends.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_TERMINALS)
     try:
         yield
     finally:
@@ -107,8 +111,9 @@ def _block_interrupts() -> Iterator[None]:
 
 
 def _init_worker() -> None:
-    """Set up a process: Ctrl-C is its parent's to answer, and it does not outlive that."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Set up a process: signals are its parent's to answer, and it does not outlive that."""
+    for number in _OF_TERMINALS:
+        signal.signal(number, signal.SIG_IGN)
     clean_worker_stderr()
     warnings.simplefilter("ignore")  # what Pillow warns about is reported as a finding instead
     parent = multiprocessing.parent_process()
