@@ -6,6 +6,7 @@ UserError                 exit  what it is about
   CheckpointError            4  run folders and what is saved in them
   DivergedError              5  training that left the finite numbers
   DiskError                  6  no space, no permission, a write that did not read back
+  OutOfMemory                6  memory of the host or of a GPU
   NetworkError               8  the network, or a rank that failed, differs or never came
     RanksLost               75  the same in mid-run: starting again goes on
 (untrusted)                  7  a benchmark ran to its end, and says why not to believe it
@@ -14,6 +15,7 @@ Stopped                     75  a signal came; what is done is kept, and startin
 (signal)                   130  a signal came; left at once, and nothing was changed
 """
 
+import errno
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,8 +24,18 @@ from difflib import get_close_matches
 EXIT_UNTRUSTED = 7
 EXIT_STOPPED = 75
 EXIT_LEFT_AT_ONCE = 130
+OUT_OF_MEMORY = "out of memory"  # what a message about memory begins with
 _LONG_VALUE = re.compile(r"[^\s/'\",;:]{256,}|(?<=')[^'\n]{256,}(?=')")
 _VALUE_SHOWN, _LINE_SHOWN = 60, 4_000  # characters
+_NO_MEMORY = (  # in the words of torch, CUDA, its libraries and onnxruntime
+    OUT_OF_MEMORY,
+    "can't allocate memory",
+    "not enough memory",
+    "Cannot allocate memory",
+    "Failed to allocate memory",
+    "ALLOC_FAILED",
+    "bad_alloc",
+)
 
 
 class UserError(Exception):
@@ -39,6 +51,10 @@ class ConfigError(UserError):
     """Options that do not exist, do not fit or contradict each other."""
 
     exit_code = 2
+
+
+class PluginError(ConfigError):
+    """A plugin that raised; the message names the line of it."""
 
 
 class DataError(UserError):
@@ -61,6 +77,12 @@ class DivergedError(UserError):
 
 class DiskError(UserError):
     """A write that failed: no space, no permission, or bytes that read back differently."""
+
+    exit_code = 6
+
+
+class OutOfMemory(UserError):
+    """Memory that the host or a GPU does not have; the command says what needs less."""
 
     exit_code = 6
 
@@ -95,6 +117,13 @@ class FailedElsewhere(Exception):
     def __init__(self, exit_code: int = NetworkError.exit_code) -> None:
         super().__init__(exit_code)
         self.exit_code = exit_code
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether this is what Python, torch or one of its libraries raises where memory runs out."""
+    if isinstance(error, RuntimeError):
+        return any(words in str(error) for words in _NO_MEMORY)
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
 
 
 def _shorten_values(message: str) -> str:

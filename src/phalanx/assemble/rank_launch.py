@@ -59,7 +59,7 @@ def start_ranks(prepared: PreparedRun, flags: Mapping[str, str], *, to_stderr: b
         way_out=f"continue with: {run.resume_command}",
     )
     if code not in (0, Stopped.exit_code, NetworkError.exit_code):  # these can go on
-        _discard_unbegun(prepared)
+        discard_unbegun(prepared)
     return code
 
 
@@ -148,15 +148,14 @@ def _discarding(prepared: PreparedRun | None) -> Iterator[None]:
         yield
     except (NetworkError, FailedElsewhere):
         if prepared is not None:
-            _discard_unbegun(prepared)
+            discard_unbegun(prepared)
         raise
 
 
-def _discard_unbegun(prepared: PreparedRun) -> None:
+def discard_unbegun(prepared: PreparedRun) -> None:
     """Remove a run that this command made and could not begin."""
     run = prepared.run
-    trained = newest_checkpoint(run.checkpoints) or (run.path / "metrics.jsonl").exists()
-    if prepared.fresh and not trained:
+    if prepared.fresh and not run.has_steps and newest_checkpoint(run.checkpoints) is None:
         run.discard()
 
 
