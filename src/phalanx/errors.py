@@ -146,6 +146,8 @@ def suggest(word: str, known: Iterable[str], *, most: int = 12) -> str:
     "did you mean 'resnet18'?"
     """
     known = list(known)
+    if not known:
+        return "there are none"
     near = get_close_matches(word, known, n=1, cutoff=0.6)
     if near:
         return f"did you mean {near[0]!r}?"
