@@ -11,6 +11,7 @@ UserError                 exit  what it is about
     RanksLost               75  the same in mid-run: starting again goes on
 (untrusted)                  7  a benchmark ran to its end, and says why not to believe it
 Bug                         70  a mistake of Phalanx itself; the traceback is in a file
+  PluginBug                 70  ... of a plugin, with its line
 Stopped                     75  a signal came; what is done is kept, and starting again goes on
 (signal)                   130  a signal came; left at once, and nothing was changed
 """
@@ -51,10 +52,6 @@ class ConfigError(UserError):
     """Options that do not exist, do not fit or contradict each other."""
 
     exit_code = 2
-
-
-class PluginError(ConfigError):
-    """A plugin that raised; the message names the line of it."""
 
 
 class DataError(UserError):
@@ -103,6 +100,10 @@ class Bug(Exception):
     """A mistake of Phalanx itself; the message says where its traceback was written."""
 
     exit_code = 70
+
+
+class PluginBug(Bug):
+    """A mistake of a plugin; the message names the line of it."""
 
 
 class Stopped(Exception):

@@ -153,9 +153,10 @@ def _discarding(prepared: PreparedRun | None) -> Iterator[None]:
 
 
 def discard_unbegun(prepared: PreparedRun) -> None:
-    """Remove a run that this command made and could not begin."""
+    """Remove a run that this command made and could not begin, unless a traceback lies there."""
     run = prepared.run
-    if prepared.fresh and not run.has_steps and newest_checkpoint(run.checkpoints) is None:
+    has_more = newest_checkpoint(run.checkpoints) or any(run.path.glob("phalanx-traceback*"))
+    if prepared.fresh and not run.has_steps and not has_more:
         run.discard()
 
 

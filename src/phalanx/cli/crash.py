@@ -15,7 +15,7 @@ from phalanx.errors import (
     FailedElsewhere,
     NetworkError,
     OutOfMemory,
-    PluginError,
+    PluginBug,
     Stopped,
     UserError,
     is_out_of_memory,
@@ -43,7 +43,7 @@ def bug_reports(folder: Path | None = None) -> Iterator[None]:
 
     Without a folder, or where it cannot be written, it goes among the temporary files. What the
     system refuses, and names a file for, is a DiskError; memory that runs out is OutOfMemory, and
-    what a plugin raises a PluginError.
+    what a plugin raises a PluginBug.
     """
     try:
         yield
@@ -92,7 +92,7 @@ def _explain(error: Exception, folder: Path | None) -> Exception:
     if isinstance(error, OSError) and error.filename is not None:
         name = os.fsdecode(error.filename)
         return DiskError(f"{name}: {error.strerror}; fix that, or name another file")
-    return _explain_plugin(error, folder) or _make_bug(error, folder)
+    return _make_plugin_bug(error, folder) or _make_bug(error, folder)
 
 
 def _describe_shortage(text: str) -> str:
@@ -105,28 +105,28 @@ def _describe_shortage(text: str) -> str:
     return f"{OUT_OF_MEMORY}{where}: {amount} more could not be allocated"
 
 
-def _explain_plugin(error: Exception, folder: Path | None) -> PluginError | None:
-    """The same error, told to the author of the plugin it came from; None where it did not."""
-    import traceback
+def _make_plugin_bug(error: Exception, folder: Path | None) -> PluginBug | None:
+    """The error with the line of the plugin that it came from; None where it came from none."""
+    import traceback  # with all it imports, only when it is needed
 
     from phalanx.catalog.plugins import loaded_plugins
 
-    names = (loaded_plugins() or "").split(",")
-    frames = [
+    names = loaded_plugins()
+    plugins = {name.partition(".")[0] for name in names.split(",")} if names else set()
+    steps = [
         (frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
     ]
-    own = [found for found in frames if found[0] in {name.partition(".")[0] for name in names}]
+    own = [step for step in steps if step[0] in plugins]
     if not own:
         return None
-    module, code, line = own[-1]
-    with_traceback = ""
-    with suppress(OSError):
-        path = _write(_format_traceback(error), _find_begun(folder))
-        with_traceback = f" (traceback in {path})"
-    return PluginError(
-        f"--plugin {module}: {code.co_name} failed in {code.co_filename}, line {line}: "
-        f"{_describe_kind(error)}{with_traceback}; fix it there"
+    plugin, code, line = own[-1]
+    # a run that could not be built is removed, and its folder must be free again
+    built = folder if folder and (folder / "metrics.jsonl").exists() else None
+    return PluginBug(
+        f"this is a bug in the plugin {plugin}: {code.co_name} failed in {code.co_filename}, line "
+        f"{line}: {_describe_kind(error)}. Fix it there; the traceback "
+        f"{_write_traceback(error, built)}"
     )
 
 
@@ -145,15 +145,20 @@ def _format_traceback(error: BaseException) -> str:
 
 def _make_bug(error: Exception, folder: Path | None) -> Bug:
     """The error as one line; its traceback is written down."""
-    text, kind = _format_traceback(error), _describe_kind(error)
-    try:
-        where = f"is in {_write(text, folder)}"
-    except OSError as refused:
-        where = f"could not be written ({refused.strerror}):\n{text}"
     return Bug(
-        f"this is a bug in Phalanx or in a plugin, not a mistake of yours: {kind}. Please report "
-        f"it, with the command line and the traceback, which {where}"
+        "this is a bug in Phalanx or in a plugin, not a mistake of yours: "
+        f"{_describe_kind(error)}. Please report it, with the command line and the traceback, "
+        f"which {_write_traceback(error, folder)}"
     )
+
+
+def _write_traceback(error: Exception, folder: Path | None) -> str:
+    """Write down the traceback of a bug; where it is, to end a sentence with."""
+    text = _format_traceback(error)
+    try:
+        return f"is in {_write(text, folder)}"
+    except OSError as refused:
+        return f"could not be written ({refused.strerror}):\n{text}"
 
 
 def _write(text: str, folder: Path | None, name: str = _NAME) -> Path:

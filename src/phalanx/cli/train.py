@@ -12,7 +12,7 @@ from phalanx.cli.command import ALL_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.crash import bug_reports, told_by_rank
 from phalanx.cli.validate import prepare_checkpoints, prepare_untrained
 from phalanx.config.text import FALSE_WORDS
-from phalanx.errors import ConfigError, FailedElsewhere, OutOfMemory, PluginError, Stopped
+from phalanx.errors import ConfigError, FailedElsewhere, OutOfMemory, PluginBug, Stopped
 from phalanx.plan.world import World, read_world
 from phalanx.signals import Interrupted
 from phalanx.units import format_plural
@@ -179,10 +179,10 @@ def _resumable(run: "RunFolder") -> Iterator[None]:
 
 @contextmanager
 def _discarding(prepared: "PreparedRun") -> Iterator[None]:
-    """A block that a new run does not outlive if its first step cannot be made."""
+    """A block that a new run does not outlive if it cannot be built, or lacks memory to begin."""
     try:
         yield
-    except (OutOfMemory, PluginError):  # the same --run-dir must be free for the next attempt
+    except (OutOfMemory, PluginBug):  # the same --run-dir must be free for the next attempt
         from phalanx.assemble.rank_launch import discard_unbegun
 
         discard_unbegun(prepared)
