@@ -6,14 +6,17 @@ UserError                 exit  what it is about
   CheckpointError            4  run folders and what is saved in them
   DivergedError              5  training that left the finite numbers
   DiskError                  6  no space, no permission, a write that did not read back
+  OutOfMemory                6  memory of the host or of a GPU
   NetworkError               8  the network, or a rank that failed, differs or never came
     RanksLost               75  the same in mid-run: starting again goes on
 (untrusted)                  7  a benchmark ran to its end, and says why not to believe it
 Bug                         70  a mistake of Phalanx itself; the traceback is in a file
+  PluginBug                 70  ... of a plugin, with its line
 Stopped                     75  a signal came; what is done is kept, and starting again goes on
 (signal)                   130  a signal came; left at once, and nothing was changed
 """
 
+import errno
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,8 +25,18 @@ from difflib import get_close_matches
 EXIT_UNTRUSTED = 7
 EXIT_STOPPED = 75
 EXIT_LEFT_AT_ONCE = 130
+OUT_OF_MEMORY = "out of memory"  # what a message about memory begins with
 _LONG_VALUE = re.compile(r"[^\s/'\",;:]{256,}|(?<=')[^'\n]{256,}(?=')")
 _VALUE_SHOWN, _LINE_SHOWN = 60, 4_000  # characters
+_NO_MEMORY = (  # in the words of torch, CUDA, its libraries and onnxruntime
+    OUT_OF_MEMORY,
+    "can't allocate memory",
+    "not enough memory",
+    "Cannot allocate memory",
+    "Failed to allocate memory",
+    "ALLOC_FAILED",
+    "bad_alloc",
+)
 
 
 class UserError(Exception):
@@ -65,6 +78,12 @@ class DiskError(UserError):
     exit_code = 6
 
 
+class OutOfMemory(UserError):
+    """Memory that the host or a GPU does not have; the command says what needs less."""
+
+    exit_code = 6
+
+
 class NetworkError(UserError):
     """Ranks that cannot reach each other, do not agree, or have lost one of them."""
 
@@ -83,6 +102,10 @@ class Bug(Exception):
     exit_code = 70
 
 
+class PluginBug(Bug):
+    """A mistake of a plugin; the message names the line of it."""
+
+
 class Stopped(Exception):
     """A signal ended the work early; what is done is kept, and starting again goes on."""
 
@@ -95,6 +118,13 @@ class FailedElsewhere(Exception):
     def __init__(self, exit_code: int = NetworkError.exit_code) -> None:
         super().__init__(exit_code)
         self.exit_code = exit_code
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether this is what Python, torch or one of its libraries raises where memory runs out."""
+    if isinstance(error, RuntimeError):
+        return any(words in str(error) for words in _NO_MEMORY)
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
 
 
 def _shorten_values(message: str) -> str:
@@ -117,6 +147,8 @@ def suggest(word: str, known: Iterable[str], *, most: int = 12) -> str:
     "did you mean 'resnet18'?"
     """
     known = list(known)
+    if not known:
+        return "there are none"
     near = get_close_matches(word, known, n=1, cutoff=0.6)
     if near:
         return f"did you mean {near[0]!r}?"

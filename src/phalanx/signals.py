@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM ask a run to stop; a second SIGINT does not ask.
+"""SIGINT, SIGTERM and SIGHUP ask a run to stop; a second SIGINT does not ask.
 
 Whoever can finish a piece of work first listens. All others are interrupted where they are.
 """
@@ -7,16 +7,20 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from phalanx.errors import EXIT_LEFT_AT_ONCE
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM came, and nobody listened; its text is the name of the signal."""
+    """A signal came, and nobody listened; its text is the name of the signal."""
+
+
+def find_stop_signals() -> tuple[signal.Signals, ...]:
+    """The signals that ask this process to stop; a hangup does not if `nohup` started it."""
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM, *[signal.SIGHUP] * hangs_up)
 
 
 @contextmanager
@@ -37,7 +41,7 @@ def interrupting(*, whole_process: bool) -> Iterator[None]:
             came.append(number)
             raise Interrupted(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, take) for number in _SIGNALS}
+    before = {number: signal.signal(number, take) for number in find_stop_signals()}
     try:
         yield
     finally:
@@ -73,9 +77,10 @@ def listening(
             name = signal.Signals(number).name
             # straight to the terminal: a handler may interrupt a print, which must not print again
             text = f"\n{name}: finishing this step and saving\n" * prints
-            os.write(2, text.encode())
+            with suppress(OSError):  # after a hangup the terminal is gone
+                os.write(2, text.encode())
 
-    before = {number: signal.signal(number, take) for number in _SIGNALS}
+    before = {number: signal.signal(number, take) for number in find_stop_signals()}
     try:
         yield
     finally:

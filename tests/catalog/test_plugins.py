@@ -134,6 +134,19 @@ def test_a_run_whose_plugin_is_gone_says_so(stripes):
     assert done.stderr.startswith("phalanx plan: --plugin stripes: No module named 'stripes'; ")
 
 
+def test_a_plugin_that_raises_is_named_with_its_line_and_leaves_no_run(here, digits, capsys):
+    broken = PLUGIN.replace("from torch import nn\n", "return {}[num_classes]\n")
+    (here / "broken.py").write_text(broken.replace("stripes:", "broken:"))
+    line = broken[: broken.index("return {}")].count("\n") + 1
+    words = small_run(digits, here / "run", steps=1, plugin="broken", model="mini", workers=0)
+    assert main(words) == 70
+    assert capsys.readouterr().err.startswith(
+        "phalanx train: this is a bug in the plugin broken: build_mini failed in "
+        f"{here / 'broken.py'}, line {line}: KeyError: 10. Fix it there; the traceback is in "
+    )
+    assert not (here / "run").exists()
+
+
 # --- plugins that a file asks for ---
 
 ROW = "from phalanx.catalog.models import MODELS\nMODELS['theirs'] = MODELS['resnet8']\n"

@@ -61,6 +61,7 @@ SPELLING = [
     ("doctor --jsn", "phalanx doctor: --jsn: no such option; did you mean '--json'?"),
     ("validate resnet8 --lr 1", "phalanx validate: --lr: no such option; "),
     ("train dmeo", "phalanx train: dmeo: no preset is called that; did you mean 'demo'?"),
+    ("presets cat demo --json", "phalanx presets cat: --json: no such option; there are none"),
     ("presets cat dmeo", "phalanx presets cat: dmeo: no preset is called that; did you mean 'demo"),
     ("train mine.yaml", "phalanx train: mine.yaml: no such file; `phalanx presets ls` lists"),
     ("train --model resnet19", "phalanx train: --model: no model is called 'resnet19'; did you m"),

@@ -70,6 +70,13 @@ def test_a_loss_scale_that_is_planned_is_not_called_automatic(told, as_json):
     assert found["at"][0]["automatic"] is found["plan"]["loss_scale_automatic"] is False
 
 
+def test_a_step_beyond_the_end_is_noted(told, as_json):
+    end = "the run ends after 1,000 steps"
+    assert told("--at", "1001")["at step"].endswith(f", loss scale 1; {end}")
+    assert told("--at", "1000")["at step"].endswith(", loss scale 1")
+    assert as_json("--at", "9,1001")["notes"][-1] == f"--at 1001: {end}"
+
+
 def test_scores_after_training_are_counted_with_the_checkpoints(told, as_json):
     rows = told("--validation-mode", "after", "--ckpts-per-epoch", "1/2", "--keep", "3")
     assert rows["evaluations"] == "4, when training is over, batches of 250"

@@ -1,6 +1,7 @@
-"""SIGINT and SIGTERM at any moment: a code of the table, and a word on how to go on."""
+"""SIGINT, SIGTERM and SIGHUP at any moment: a code of the table, and a word on how to go on."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -12,11 +13,14 @@ import pytest
 from PIL import Image
 
 from phalanx.cli.main import COMMANDS, main
+from phalanx.parallel.supervisor import collect_signals
+from phalanx.report.console import Console
 from small_runs import small_run, start_phalanx
 
 STOPPED, LEFT = 75, 130
 RESUMABLE = {"train", "average", "data build", "data fetch", "sweep"}
 BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def signal_instead_of(monkeypatch, place: str, number: int = signal.SIGTERM) -> None:
@@ -34,18 +38,50 @@ def finished(digits, tmp_path_factory):
     return run
 
 
-@BOTH
+@pytest.mark.parametrize("number", ALL)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_signal_while_a_command_starts(name, number, monkeypatch, capsys):
     signal_instead_of(monkeypatch, "phalanx.cli.main:import_module", number)
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    before = [signal.getsignal(each) for each in ALL]
     words = ["--spec"] if name == "bench" else ["x"]  # which takes no word
     assert main([*name.split(), *words]) == (STOPPED if name in RESUMABLE else LEFT)
     printed = capsys.readouterr().err
     assert printed.startswith(f"phalanx {name}: stopped by {signal.Signals(number).name}; ")
     end = "run the same command again to continue\n"
     assert printed.endswith(end if name in RESUMABLE else "nothing was changed\n")
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert [signal.getsignal(each) for each in ALL] == before
+
+
+def test_a_run_goes_on_after_a_hangup_that_nohup_ignores(digits, tmp_path, monkeypatch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        signal_instead_of(monkeypatch, "phalanx.assemble.train:_announce", signal.SIGHUP)
+        send = partial(os.kill, os.getpid(), signal.SIGHUP)
+        monkeypatch.setattr(Console, "progress", lambda *_: send())
+        assert main(small_run(digits, tmp_path / "run", steps=1, workers=0)) == 0
+        with collect_signals() as came:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert not came and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_run_is_saved_when_its_terminal_is_closed(digits, tmp_path):
+    run = tmp_path / "run"
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "phalanx", *small_run(digits, run, steps=5000, workers=0)],
+        env={**os.environ, "TERM": "xterm"},
+        preexec_fn=partial(os.login_tty, theirs),  # noqa: PLW1509 - nothing here has threads
+    )
+    os.close(theirs)
+    deadline = time.monotonic() + 60
+    while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.close(ours)  # what the kernel then sends is SIGHUP; every write to the terminal fails
+    assert process.wait(timeout=60) == STOPPED
+    assert list((run / "checkpoints").glob("step-*"))
+    assert not list(run.glob("phalanx-traceback*"))
 
 
 def test_a_signal_before_a_run_has_its_folder_leaves_nothing(digits, tmp_path, monkeypatch):

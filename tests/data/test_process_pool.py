@@ -1,6 +1,7 @@
 """The processes that share work: they end with their parent, and import no stranger's code."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -32,6 +33,13 @@ def test_a_pool_leaves_the_environment_as_it_was(monkeypatch):
         with SpawnExecutor(1) as executor:
             assert executor.submit(os.getenv, "PYTHONSAFEPATH").result() == "1"
         assert os.environ.get("PYTHONSAFEPATH") == value
+
+
+def test_a_terminals_signals_are_for_the_parent_of_a_pool():
+    with SpawnExecutor(1) as executor:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            assert executor.submit(signal.getsignal, number).result() is signal.SIG_IGN
+            assert number in executor.submit(signal.pthread_sigmask, signal.SIG_BLOCK, ()).result()
 
 
 def test_code_in_the_current_folder_is_never_imported(tmp_path, monkeypatch):

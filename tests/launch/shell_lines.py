@@ -15,7 +15,7 @@ printf 'ChildFailedError:\\n=====\\n  rank      : 0 (l\\n  exitcode  : %s (pid\\
 exit 1
 """
 SAVES = (
-    "trap 'kill $p; echo saving; sleep 0.2; echo saved; exit 75' TERM INT; "
+    "trap 'kill $p; echo saving; sleep 0.2; echo saved; exit 75' TERM INT HUP; "
     "sleep 60 & p=$!; echo ready; wait"
 )
 

@@ -98,7 +98,7 @@ def test_other_launchers_end_with_the_codes_of_their_ranks(launcher):
         assert Shown().run(line("sh", "-c", f"exit {code}", launcher=launcher)) == code
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_reaches_the_ranks_and_not_their_launcher(number):
     launch = start_launch(f"[ranked({SAVES!r}, 'a'), ranked({SAVES!r}, 'b')]")
     assert launch.stdout

@@ -171,6 +171,18 @@ def test_code_in_a_file_is_refused_and_not_run(shell, tmp_path):
     assert trace.exists(), "the trap would have worked"
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_protocol_that_torch_does_not_read_is_named(zipped, tmp_path):
+    path, content = tmp_path / "mine.pth", {"conv1.weight": torch.ones(2)}
+    way = {"_use_new_zipfile_serialization": zipped}
+    torch.save(content, path, pickle_protocol=4, **way)
+    said = refused(path)  # a warning would be an error
+    assert said.startswith(f"{path}: has pickle protocol 4, which torch's reader without code ")
+    assert "save it again with torch.save's default protocol" in said
+    torch.save(content, path, pickle_protocol=3, **way)
+    assert list(read_weights(path, ["conv1.weight"])) == ["conv1.weight"]
+
+
 DAMAGED = {
     "empty.pth": lambda whole: b"",
     "half.pth": lambda whole: whole[: len(whole) // 2],

@@ -272,6 +272,7 @@ def take(number, frame):
 
 signal.signal(signal.SIGINT, take)
 signal.signal(signal.SIGTERM, take)
+signal.signal(signal.SIGHUP, take)
 note("ready")
 """
 
@@ -288,12 +289,13 @@ def test_ctrl_c_reaches_every_rank_once_and_the_second_ends_them(tmp_path):
     assert find_living(tmp_path) == []
 
 
-def test_ranks_that_stop_have_the_time_they_need(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_ranks_that_stop_have_the_time_they_need(tmp_path, number):
     code = LISTEN + "while not came: time.sleep(0.01)\ntime.sleep(rank * 0.1)\nsys.exit(75)"
     process = start_supervisor(tmp_path, code)
-    process.terminate()
+    process.send_signal(number)
     assert process.communicate(timeout=20) == ("", None)
-    assert [read_notes(tmp_path, rank) for rank in range(2)] == [["ready", "SIGTERM"]] * 2
+    assert [read_notes(tmp_path, rank) for rank in range(2)] == [["ready", number.name]] * 2
     assert process.returncode == 75
 
 

@@ -124,6 +124,15 @@ def test_what_the_pytorch_program_put_into_names_is_taken_out(port, timm_arrays,
     assert all((ported[name] == timm_arrays[name]).all() for name in WRAPPED)
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+def test_another_type_of_numbers_is_told(name, port, timm_arrays, tmp_path):
+    numbers = {key: torch.from_numpy(array) for key, array in timm_arrays.items()}
+    torch.save({key: t.to(getattr(torch, name)) for key, t in numbers.items()}, tmp_path / "w.pt")
+    code, out, _ = port("w.pt", "--json")
+    notes = json.loads(out)["notes"]
+    assert code == 0 and (f"{name} became float32" in notes) == (name != "float32")
+
+
 def test_a_safetensors_file_with_older_names(port, tmp_path):
     v = old.Variables()
     old.lukemelas_b0(v, np.zeros((1, 32, 32, 3)), eps=1e-3)
@@ -206,6 +215,13 @@ def test_two_networks_in_one_file(port, timm_arrays, tmp_path):
     code, _, error = port("w.pt")
     assert code == CHECKPOINT
     assert "holds the network more than once, in student. and in teacher.; save one" in error
+
+
+def test_objects_are_not_unpickled(port, tmp_path):
+    np.savez(tmp_path / "w.npz", layers=np.array([{"kernel": 1.0}, None], dtype=object))
+    code, _, error = port("w.npz")
+    assert code == CHECKPOINT
+    assert "holds no numbers, only text or pickled objects, which are not read (layers); " in error
 
 
 def test_another_network(port, tmp_path):

@@ -104,6 +104,9 @@ def test_the_text_lines_up_and_the_report_shows_the_picture(full_run):
     assert lines[0] == "resnet8 on cpu in 32.32: step 11 with 32 images"
     table = lines[2 : lines.index("", 3)]
     assert {len(line) for line in table} == {len(table[0])}
+    printed = [line.partition("Z  ")[2] for line in (full_run / "log.txt").read_text().splitlines()]
+    start = printed.index(lines[0])
+    assert printed[start : start + len(lines)] == lines
     assert (full_run / "profile" / "step.png").read_bytes().startswith(b"\x89PNG")
     report = (full_run / "report.html").read_text()
     assert 'alt="one step over time" src="data:image/png;base64,' in report

@@ -215,7 +215,7 @@ def test_onnxruntime_reports_nothing(model_file, tmp_path, monkeypatch):
     """It would keep a number for this machine, and send what is run to its maker."""
     monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
     with open_server(model_file, environment={"HOME": str(tmp_path)}) as found:
-        assert found.stop() == 0
+        assert found.stop(signal.SIGHUP) == 0  # as when its terminal is closed
     assert list(tmp_path.rglob("*")) == []
 
 

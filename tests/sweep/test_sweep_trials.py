@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -242,6 +243,27 @@ def test_a_mistake_in_what_all_trials_have_ends_the_sweep_early(tmp_path, capsys
     assert err.startswith("phalanx sweep: the first 3 trials failed, the last one with: ")
     assert str(absent) in err
     assert facts_of(tmp_path / "sweep")["trials"] == [], "once it is mended, all are tried"
+
+
+@pytest.mark.parametrize(
+    ("message", "states"),
+    [
+        ("out of memory: 2.00 GiB more could not be allocated; try less", ["failed"] * 2),
+        ("trial-000/run.json: no space left on device", ["running"]),  # nor for the next one
+    ],
+)
+def test_a_trial_without_memory_fails_alone_and_a_full_disk_ends_the_sweep(
+    message, states, tmp_path, monkeypatch
+):
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\necho 'phalanx train: {message}'\nexit 6\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("phalanx.sweep.process.sys", SimpleNamespace(executable=str(program)))
+    file = write_sweep(tmp_path, "preset: demo\nsearch: {batch-size: [64, 4096]}\nmethod: grid\n")
+    assert main(["sweep", str(file), "--sweep-dir", str(tmp_path / "sweep")]) == 6
+    trials = facts_of(tmp_path / "sweep")["trials"]
+    assert [trial["state"] for trial in trials] == states
+    assert message in (trials[0]["reason"] or message)
 
 
 @pytest.mark.parametrize(

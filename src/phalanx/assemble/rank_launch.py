@@ -59,7 +59,7 @@ def start_ranks(prepared: PreparedRun, flags: Mapping[str, str], *, to_stderr: b
         way_out=f"continue with: {run.resume_command}",
     )
     if code not in (0, Stopped.exit_code, NetworkError.exit_code):  # these can be resumed
-        _discard_unbegun(prepared)
+        discard_unbegun(prepared)
     return code
 
 
@@ -77,7 +77,8 @@ def start_command_ranks(command: str, words: Sequence[str], ranks: int) -> int:
 
 
 def _say(command: str, line: str) -> None:
-    os.write(2, f"phalanx {command}: {line}\n".encode())
+    with suppress(OSError):  # where nobody can be told, the ranks are looked after all the same
+        os.write(2, f"phalanx {command}: {line}\n".encode())
 
 
 def open_as_rank(
@@ -147,15 +148,15 @@ def _discarding(prepared: PreparedRun | None) -> Iterator[None]:
         yield
     except (NetworkError, FailedElsewhere):
         if prepared is not None:
-            _discard_unbegun(prepared)
+            discard_unbegun(prepared)
         raise
 
 
-def _discard_unbegun(prepared: PreparedRun) -> None:
-    """Remove the folder of a run that this command made and could not start."""
+def discard_unbegun(prepared: PreparedRun) -> None:
+    """Remove the folder of a run that this command could not start, unless it has a traceback."""
     run = prepared.run
-    trained = newest_checkpoint(run.checkpoints) or (run.path / "metrics.jsonl").exists()
-    if prepared.fresh and not trained:
+    has_more = newest_checkpoint(run.checkpoints) or any(run.path.glob("phalanx-traceback*"))
+    if prepared.fresh and not run.has_steps and not has_more:
         run.discard()
 
 

@@ -17,7 +17,7 @@ from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.data.loading.cache import free_memory
 from phalanx.data.loading.stage_rates import measure_rate
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, is_out_of_memory
 from phalanx.plan.plan import Plan
 from phalanx.units import format_bytes
 
@@ -25,7 +25,6 @@ _LEAST_SIZE = 2
 _FIRST_SIZE = 8
 _GRAIN = 16  # the largest size is found to this part of itself
 SHARE_OF_FREE = 0.9  # of the host's memory; the rest is for everybody else
-_NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,11 +175,6 @@ def _time_steps(config: Config, plan: Plan, *, size: int, seconds: float) -> flo
     step = build_synthetic_step(config, replace(plan, micro_batch=size, accumulation=passes))
     step()  # what the optimizer remembers is made here
     return measure_rate(step, seconds)
-
-
-def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    """Whether this is what torch raises where memory runs out."""
-    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_ROOM)
 
 
 def reset_peak(device: torch.device) -> None:

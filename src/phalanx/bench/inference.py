@@ -11,14 +11,13 @@ from torch import Tensor
 
 from phalanx.assemble.feed import build_normaliser
 from phalanx.assemble.session import Session
-from phalanx.bench.batch_size_finder import is_out_of_memory
 from phalanx.bench.measurement import BenchJob, build_result, make_room, start_clock, watch_ranks
 from phalanx.bench.memory_fit import explain_full_forward, refuse_large_forward
 from phalanx.bench.result import BenchResult
 from phalanx.bench.synthetic_steps import synchronise
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import compute_logits
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, is_out_of_memory
 
 _MOST_CALLS = 1000  # of one batch at a time
 _LATENCY_SHARE = 0.5  # of the seconds for throughput

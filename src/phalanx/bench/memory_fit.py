@@ -14,14 +14,13 @@ from phalanx.assemble.torch_setup import pick_device
 from phalanx.bench.batch_size_finder import (
     SHARE_OF_FREE,
     find_batch_size,
-    is_out_of_memory,
     search_sizes,
 )
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.data.loading.cache import free_memory
 from phalanx.engine.step import compute_logits
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, is_out_of_memory
 from phalanx.plan.machine_choice import count_local_ranks
 from phalanx.plan.plan import Plan
 from phalanx.units import format_bytes

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from phalanx.assemble.dataset_summary import PlannedRun
 from phalanx.assemble.session import Session
-from phalanx.bench.batch_size_finder import is_out_of_memory
 from phalanx.bench.blocks import BlockClock
 from phalanx.bench.measurement import BenchJob, build_result, make_room, start_clock, watch_ranks
 from phalanx.bench.memory_fit import explain_full_device, refuse_large_step
@@ -18,7 +17,7 @@ from phalanx.engine.evaluate import Score
 from phalanx.engine.state import StepMetrics, Throughput, TrainState
 from phalanx.engine.step import MicroBatch
 from phalanx.engine.train import LoopDependencies, MetricsBuffer, fit
-from phalanx.errors import Stopped
+from phalanx.errors import Stopped, is_out_of_memory
 from phalanx.parallel.ranks import Ranks
 from phalanx.plan.events import Every
 from phalanx.plan.plan import Plan

@@ -1,24 +1,40 @@
 """What is left after all known mistakes: bugs of our own, whose traceback goes into a file."""
 
 import os
+import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from phalanx.errors import (
+    OUT_OF_MEMORY,
     Bug,
     DiskError,
     DivergedError,
     FailedElsewhere,
     NetworkError,
+    OutOfMemory,
+    PluginBug,
     Stopped,
     UserError,
+    is_out_of_memory,
 )
 from phalanx.plan.world import World
 from phalanx.report.terminal import ReaderLeft
+from phalanx.units import format_bytes
 
 _NAME = "phalanx-traceback"
+_ASKED = re.compile(r"allocate (?:(\d+) bytes|([\d.]+ [KMGT]?i?B))")
+_GPU = re.compile(r"\bGPU \d+")
+_LESS_MEMORY = {  # an option, and what a command that has it can do with less memory
+    "gradient-accumulation": "try a smaller --batch-size with a larger --gradient-accumulation, "
+    "--enable-recompute, a smaller --valid-batch-size, or fewer --workers; "
+    "`phalanx find batch-size` finds what fits",
+    "valid-batch-size": "try a smaller --valid-batch-size",
+    "max-batch": "try a smaller --max-batch",
+    "workers": "try fewer --workers",
+}
 
 
 @contextmanager
@@ -26,23 +42,15 @@ def bug_reports(folder: Path | None = None) -> Iterator[None]:
     """A block whose unexpected errors become a Bug; the traceback goes into the folder.
 
     Without a folder, or where it cannot be written, it goes among the temporary files. What the
-    system refuses, and names a file for, is a DiskError.
+    system refuses, and names a file for, is a DiskError; memory that runs out is OutOfMemory, and
+    what a plugin raises a PluginBug.
     """
     try:
         yield
     except (UserError, Stopped, FailedElsewhere, Bug, ReaderLeft):
         raise
-    except OSError as error:
-        if error.filename is None:
-            raise _make_bug(error, folder) from error
-        name = os.fsdecode(error.filename)
-        raise DiskError(f"{name}: {error.strerror}; fix that, or name another file") from error
-    except MemoryError as error:
-        raise DiskError(
-            "out of memory; try a smaller --batch-size or --valid-batch-size, or fewer --workers"
-        ) from error
     except Exception as error:
-        raise _make_bug(error, folder) from error
+        raise _explain(error, folder) from error
 
 
 @contextmanager
@@ -56,13 +64,77 @@ def told_by_rank(world: World, folder: Path | None) -> Iterator[None]:
     except (UserError, Bug) as failure:
         where = f"rank {world.rank} of {world.size} on {socket.gethostname()}"
         if isinstance(failure, UserError):  # a bug says it itself
-            # a run that has not begun is removed, and its folder must be free again
-            begun = folder if folder and (folder / "metrics.jsonl").exists() else None
+            name = f"{_NAME}-rank-{world.rank}"
             with suppress(OSError):  # the disk may be what the failure is about
-                path = _write(_format_traceback(failure), begun, f"{_NAME}-rank-{world.rank}")
+                path = _write(_format_traceback(failure), _find_begun(folder), name)
                 where += f" (traceback in {path})"
         failure.args = (f"{where}: {failure}",)
         raise
+
+
+def describe_less_memory(flags: Collection[str]) -> str:
+    """What a command with these options can do where memory runs out."""
+    known = [advice for option, advice in _LESS_MEMORY.items() if option in flags]
+    return known[0] if known else "end other programs, or use a machine with more"
+
+
+def _find_begun(folder: Path | None) -> Path | None:
+    """The folder, unless its run has not begun: that is removed, and must be free again."""
+    from phalanx.report.folder import RunFolder
+
+    return folder if folder and RunFolder(folder).has_steps else None
+
+
+def _explain(error: Exception, folder: Path | None) -> Exception:
+    """What to raise instead of an error that nobody foresaw."""
+    if is_out_of_memory(error):
+        return OutOfMemory(_describe_shortage(str(error)))
+    if isinstance(error, OSError) and error.filename is not None:
+        name = os.fsdecode(error.filename)
+        return DiskError(f"{name}: {error.strerror}; fix that, or name another file")
+    return _make_plugin_bug(error, folder) or _make_bug(error, folder)
+
+
+def _describe_shortage(text: str) -> str:
+    """What an allocation that failed says of itself, in few words."""
+    asked, gpu = _ASKED.search(text), _GPU.search(text)
+    where = f" on {gpu[0]}" if gpu else ""
+    if asked is None:
+        return f"{OUT_OF_MEMORY}{where}"
+    amount = format_bytes(int(asked[1])) if asked[1] else asked[2]
+    return f"{OUT_OF_MEMORY}{where}: {amount} more could not be allocated"
+
+
+def _make_plugin_bug(error: Exception, folder: Path | None) -> PluginBug | None:
+    """The error with the line of the plugin that it came from; None where it came from none."""
+    import traceback  # with all it imports, only when it is needed
+
+    from phalanx.catalog.plugins import loaded_plugins
+
+    names = loaded_plugins()
+    plugins = {name.partition(".")[0] for name in names.split(",")} if names else set()
+    steps = [
+        (frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    own = [step for step in steps if step[0] in plugins]
+    if not own:
+        return None
+    plugin, code, line = own[-1]
+    # a run that could not be built is removed, and its folder must be free again
+    built = folder if folder and (folder / "metrics.jsonl").exists() else None
+    return PluginBug(
+        f"this is a bug in the plugin {plugin}: {code.co_name} failed in {code.co_filename}, line "
+        f"{line}: {_describe_kind(error)}. Fix it there; the traceback "
+        f"{_write_traceback(error, built)}"
+    )
+
+
+def _describe_kind(error: Exception) -> str:
+    """The error as one line."""
+    import traceback
+
+    return "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
 
 
 def _format_traceback(error: BaseException) -> str:
@@ -73,18 +145,20 @@ def _format_traceback(error: BaseException) -> str:
 
 def _make_bug(error: Exception, folder: Path | None) -> Bug:
     """The error as one line; its traceback is written down."""
-    import traceback  # with all it imports, only when it is needed
-
-    text = _format_traceback(error)
-    kind = "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
-    try:
-        where = f"is in {_write(text, folder)}"
-    except OSError as refused:
-        where = f"could not be written ({refused.strerror}):\n{text}"
     return Bug(
-        f"this is a bug in Phalanx or in a plugin, not a mistake of yours: {kind}. Please report "
-        f"it, with the command line and the traceback, which {where}"
+        "this is a bug in Phalanx or in a plugin, not a mistake of yours: "
+        f"{_describe_kind(error)}. Please report it, with the command line and the traceback, "
+        f"which {_write_traceback(error, folder)}"
     )
+
+
+def _write_traceback(error: Exception, folder: Path | None) -> str:
+    """Write down the traceback of a bug; where it is, to end a sentence with."""
+    text = _format_traceback(error)
+    try:
+        return f"is in {_write(text, folder)}"
+    except OSError as refused:
+        return f"could not be written ({refused.strerror}):\n{text}"
 
 
 def _write(text: str, folder: Path | None, name: str = _NAME) -> Path:

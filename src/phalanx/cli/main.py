@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 
-from phalanx.cli.crash import bug_reports
+from phalanx.cli.crash import bug_reports, describe_less_memory
 from phalanx.errors import (
     EXIT_LEFT_AT_ONCE,
     EXIT_STOPPED,
     Bug,
     ConfigError,
+    OutOfMemory,
     Stopped,
     UserError,
     suggest,
@@ -90,6 +91,9 @@ def _run_to_exit_code(name: str | None, words: list[str]) -> int:
     try:
         with cleaned_output(), bug_reports():
             return run_command(name, words)
+    except OutOfMemory as error:
+        _print_error(name, f"{error}; {describe_less_memory(_find_flags(name))}")
+        return error.exit_code
     except (UserError, Stopped, Bug) as error:
         _print_error(name, str(error))
         return error.exit_code
@@ -141,6 +145,16 @@ def run_command(name: str | None, words: list[str]) -> int:
     if command.takes_command:
         return command.run(ParsedArgs({}, {}, (), name, tuple(words))) or 0
     return command.run(parse_args(command, words)) or 0
+
+
+def _find_flags(name: str | None) -> set[str]:
+    """The flags that a command takes, without their dashes."""
+    from phalanx.cli.command import REGISTERED
+
+    command = REGISTERED.get(name or "")
+    if command is None:  # its own file could not be imported
+        return set()
+    return {*command.options, *(argument.name.lstrip("-") for argument in command.arguments)}
 
 
 def _show_overview(words: list[str]) -> int:

@@ -109,6 +109,8 @@ def _run(args: ParsedArgs) -> None:
 
     settings, plan, dataset = plan_new_run(settings, without_data=True)
     points = [plan.at(step) for step in _read_steps(args["--at"])]
+    end = f"the run ends after {format_plural(plan.total_steps, 'step')}"
+    late = [point["step"] for point in points if point["step"] > plan.total_steps]
     if wanted is not None:
         count_hosts(plan, wanted.hosts)  # refused before torch is imported
     if seconds is not None:
@@ -122,7 +124,7 @@ def _run(args: ParsedArgs) -> None:
         everything = {
             "name": settings.name,
             "plan": plan.facts(),
-            "notes": list(plan.warnings),
+            "notes": [*plan.warnings, *(f"--at {step}: {end}" for step in late)],
             "options": settings.config.flat(),
             "origins": settings.origins,
             "counts": dataset.source,
@@ -145,9 +147,9 @@ def _run(args: ParsedArgs) -> None:
         print(f"{name:<14}{text}")
     for point in points:
         scale = "automatic, from " * bool(point["automatic"]) + f"{point['loss_scale']:g}"
-        print(
-            f"{'at step':<14}{point['step']:,}: learning rate {point['lr']:g}, loss scale {scale}"
-        )
+        note = f"; {end}" * (point["step"] in late)
+        rate = f"learning rate {point['lr']:g}, loss scale {scale}"
+        print(f"{'at step':<14}{point['step']:,}: {rate}{note}")
     if args["--origin"]:
         _print_origins(settings)
 

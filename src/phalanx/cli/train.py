@@ -12,7 +12,7 @@ from phalanx.cli.command import ALL_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.crash import bug_reports, told_by_rank
 from phalanx.cli.validate import prepare_checkpoints, prepare_untrained
 from phalanx.config.text import FALSE_WORDS
-from phalanx.errors import ConfigError, FailedElsewhere, Stopped
+from phalanx.errors import ConfigError, FailedElsewhere, OutOfMemory, PluginBug, Stopped
 from phalanx.plan.world import World, read_world
 from phalanx.signals import Interrupted
 from phalanx.units import format_plural
@@ -73,7 +73,7 @@ def _run(args: ParsedArgs) -> int:
         if code:
             return code
     else:
-        with _resumable(prepared.run), bug_reports(prepared.run.path):
+        with _resumable(prepared.run), _discarding(prepared), bug_reports(prepared.run.path):
             from phalanx.assemble.train import train
             from phalanx.lightning.engine_choice import choose_fit
 
@@ -175,6 +175,18 @@ def _resumable(run: "RunFolder") -> Iterator[None]:
         if isinstance(stop, Interrupted):  # outside of the loop: while opening or closing the run
             what = f"stopped by {stop} before the first step or after the last; nothing is lost"
         raise Stopped(f"{what}; continue with: {run.resume_command}") from None
+
+
+@contextmanager
+def _discarding(prepared: "PreparedRun") -> Iterator[None]:
+    """A block that a new run does not outlive if it cannot be built, or lacks memory to begin."""
+    try:
+        yield
+    except (OutOfMemory, PluginBug):  # the same --run-dir must be free for the next attempt
+        from phalanx.assemble.rank_launch import discard_unbegun
+
+        discard_unbegun(prepared)
+        raise
 
 
 def _print_result(folder: Path, *, as_json: bool) -> None:

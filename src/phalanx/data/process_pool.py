@@ -18,6 +18,8 @@ from phalanx.parent_process import watch_parent
 
 _TASKS_AHEAD = 4  # pending for each process: enough to bridge a slow one, yet few in memory
 _SAFE_PATH = "PYTHONSAFEPATH"
+# a terminal sends these to all processes of a command: Ctrl-C, a hangup
+_OF_TERMINALS = (signal.SIGINT, signal.SIGHUP)
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
@@ -28,7 +30,7 @@ class SpawnExecutor(ProcessPoolExecutor):
     def __init__(self, workers: int):
         # a fork would copy the locks of our threads in whatever state they are
         spawn = multiprocessing.get_context("spawn")
-        with _safe_path():
+        with _safe_path(), _block_interrupts():
             resource_tracker.ensure_running()  # if started later, Ctrl-C would reach it
             super().__init__(workers, spawn, initializer=_init_worker)
 
@@ -95,11 +97,11 @@ class ProcessPool:
 
 @contextmanager
 def _block_interrupts() -> Iterator[None]:
-    """Context for starting processes that Ctrl-C never reaches, even while they start.
+    """Context for starting processes that a terminal's signals never reach, even at their start.
 
-    They inherit the blocked signal; in this process, it is delivered when the context ends.
+    They inherit the blocked signals; in this process, they are delivered when the context ends.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_TERMINALS)
     try:
         yield
     finally:
@@ -107,8 +109,9 @@ def _block_interrupts() -> Iterator[None]:
 
 
 def _init_worker() -> None:
-    """Set up a worker process: it leaves Ctrl-C to its parent, and ends with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Set up a worker process: it leaves signals to its parent, and ends with it."""
+    for number in _OF_TERMINALS:
+        signal.signal(number, signal.SIG_IGN)
     clean_worker_stderr()
     warnings.simplefilter("ignore")  # what Pillow warns about is reported as a finding instead
     parent = multiprocessing.parent_process()

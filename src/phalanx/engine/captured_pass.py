@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from phalanx.engine.mixing import Targets, WeightedLabels
 from phalanx.engine.step import MicroBatch, PassParts, Scale, StepOptions
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, is_out_of_memory
 from phalanx.ranges import RANGES
 
 _PLAIN_PASSES = 2  # of each kind, before it is captured
-_NO_MEMORY = ("out of memory", "ALLOC_FAILED")  # in the words of torch and its libraries
 
 
 class _PassInput(NamedTuple):
@@ -151,9 +150,9 @@ class CapturedPass:
             with capturing:
                 totals = self._run(kept)
         except RuntimeError as failure:
-            reason = str(failure).partition("\n")[0]
-            if any(words in reason for words in _NO_MEMORY):
+            if is_out_of_memory(failure):
                 raise
+            reason = str(failure).partition("\n")[0]
             raise ConfigError(
                 f"--graph: a pass of this network cannot be replayed ({reason}); give --graph false"
             ) from failure

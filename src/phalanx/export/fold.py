@@ -1,4 +1,4 @@
-"""Batch norms folded into the convolutions before them, in float32, as modules.
+"""Batch norms folded into the convolutions before them, in float64, as modules.
 
 What is not known to be a convolution directly followed by its norm stays as it is: a plugin's own
 blocks, group norms, and norms behind a pool.

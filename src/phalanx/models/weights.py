@@ -3,6 +3,7 @@
 import pickle
 import re
 import struct
+import warnings
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -70,16 +71,15 @@ def load_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     By torch's reader that takes tensors alone, and a Namespace, which is no more than a dict.
     """
     _check_magic_bytes(path)
+    warned: list[warnings.WarningMessage] = []
     try:
-        with torch.serialization.safe_globals([Namespace]):
+        with (
+            torch.serialization.safe_globals([Namespace]),
+            warnings.catch_warnings(record=True, action="always") as warned,
+        ):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        what = found[1] if found else "objects that are not tensors"
-        raise CheckpointError(
-            f"{path}: wants to run code ({what}), which Phalanx never does; where it comes from, "
-            "save the state dict alone, best as .safetensors"
-        ) from error
+        raise _explain_refused(path, str(error), [str(w.message) for w in warned]) from error
     except _BROKEN as error:
         if "TorchScript" in str(error):
             raise CheckpointError(
@@ -92,6 +92,23 @@ def load_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise CheckpointError(f"{path}: holds no weights, only a {type(content).__name__}")
     stored = [content[key] for key in _OPTION_KEYS if isinstance(content.get(key), Namespace)]
     return tensors, dict(vars(stored[0])) if stored else {}
+
+
+def _explain_refused(path: Path, refused: str, warned: list[str]) -> CheckpointError:
+    """Why torch's safe reader did not read a file; warned: what it said before."""
+    protocol = re.search(r"pickle protocol (\d+)", " ".join(warned))
+    if protocol and "Unsupported operand" in refused:
+        return CheckpointError(
+            f"{path}: has pickle protocol {protocol[1]}, which torch's reader without code cannot "
+            "read; where it comes from, save it again with torch.save's default protocol, or as "
+            ".safetensors"
+        )
+    found = re.search(r"GLOBAL (\S+)", refused)
+    what = found[1] if found else "objects that are not tensors"
+    return CheckpointError(
+        f"{path}: wants to run code ({what}), which Phalanx never does; where it comes from, "
+        "save the state dict alone, best as .safetensors"
+    )
 
 
 def _check_magic_bytes(path: Path) -> None:

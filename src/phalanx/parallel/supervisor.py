@@ -24,6 +24,7 @@ from types import FrameType
 
 from phalanx.errors import EXIT_LEFT_AT_ONCE, EXIT_STOPPED, NetworkError
 from phalanx.parent_process import watch_parent
+from phalanx.signals import find_stop_signals
 from phalanx.units import format_plural
 
 _POLL_S = 0.05
@@ -111,7 +112,7 @@ def _open_pipe() -> Iterator[int]:
 
 @contextmanager
 def collect_signals() -> Iterator[list[int]]:
-    """Context in which SIGINT and SIGTERM are only appended to the list that it yields."""
+    """Context in which signals that ask for a stop are only appended to the list that it yields."""
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield came  # only the main thread can handle signals
@@ -120,7 +121,7 @@ def collect_signals() -> Iterator[list[int]]:
     def note(number: int, frame: FrameType | None) -> None:
         came.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in find_stop_signals()}
     try:
         yield came
     finally:

@@ -64,7 +64,7 @@ def port_weights(path: Path, model: str | None = None) -> PortedWeights:
         tensors=tensors,
         used={old: place.name for old, place in match.used.items()},
         left_over={**match.left_over, **dict.fromkeys(file.others, "no numbers")},
-        notes=(*_describe_changes(file.arrays, match, tensors=tensors), *doubts, *known),
+        notes=(*_describe_changes(file, match, tensors=tensors), *doubts, *known),
     )
 
 
@@ -94,6 +94,11 @@ def _choose_match(file: OldFile, model: str) -> ModelMatch:
     """The model that has a place for every tensor, and the file a tensor for each of its places."""
     where = str(file.path)
     matches = match_models(file.arrays, file.namings, where=where)
+    if file.others and not file.arrays:
+        raise CheckpointError(
+            f"{where}: holds no numbers, only text or pickled objects, which are not read "
+            f"({_list_some(sorted(file.others))}); save the weights as arrays of numbers"
+        )
     if not matches:
         some = _list_some(sorted(file.arrays)) or "none at all"
         raise CheckpointError(
@@ -162,11 +167,12 @@ def _convert_tensors(arrays: Mapping[str, Array], match: ModelMatch) -> dict[str
 
 
 def _describe_changes(
-    arrays: Mapping[str, Array], match: ModelMatch, *, tensors: Mapping[str, Array]
+    file: OldFile, match: ModelMatch, *, tensors: Mapping[str, Array]
 ) -> list[str]:
     """What was more than another name."""
-    notes = []
-    types = {arrays[old].dtype.name for old in match.used} - {"float32", "int64"}
+    notes, arrays = [], file.arrays
+    types = {file.types.get(old, arrays[old].dtype.name) for old in match.used}
+    types -= {"float32", "int64"}
     if types:
         notes.append(f"{' and '.join(sorted(types))} became float32")
     stems = [

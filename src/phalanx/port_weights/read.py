@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from phalanx.port_weights.names_popart import POPART_NAMINGS
 from phalanx.port_weights.names_pytorch import PYTORCH_NAMINGS
 from phalanx.port_weights.names_tensorflow import KERAS_NAMINGS, TENSORFLOW1_NAMINGS
 from phalanx.port_weights.naming import Naming
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _HDF5, _ZIP, _PICKLE = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04", b"\x80"
 _CHECKPOINT_FILE = re.compile(r"(.+)\.(index|meta|data-\d+-of-\d+)")
@@ -42,6 +45,7 @@ class OldFile:
     arrays: dict[str, Array]
     settings: dict[str, Any] = field(default_factory=dict)  # options its program stored with it
     others: tuple[str, ...] = ()  # what is in it and is no array of numbers
+    types: dict[str, str] = field(default_factory=dict)  # of arrays that were converted to be read
 
 
 def read_old_file(path: Path) -> OldFile:
@@ -139,22 +143,24 @@ def _read_torch(path: Path) -> OldFile:
     from phalanx.models.weights import load_pickled
 
     tensors, settings = load_pickled(path)
-    arrays = {
-        _clean_torch_name(name): (t.float() if t.is_floating_point() else t).numpy()
-        for name, t in tensors.items()
-    }
-    return OldFile(path, "PyTorch weights", PYTORCH_NAMINGS, arrays, settings)
+    return _take_tensors(path, tensors, settings)
 
 
 def _read_safetensors(path: Path) -> OldFile:
     """The same names in a safetensors file."""
     from phalanx.models.weights import read_safetensors
 
-    arrays = {
-        _clean_torch_name(name): (t.float() if t.is_floating_point() else t).numpy()
-        for name, t in read_safetensors(path).items()
-    }
-    return OldFile(path, "PyTorch weights", PYTORCH_NAMINGS, arrays)
+    return _take_tensors(path, read_safetensors(path), {})
+
+
+def _take_tensors(path: Path, tensors: "dict[str, Tensor]", settings: dict[str, Any]) -> OldFile:
+    """Tensors as arrays: numpy does not have all of torch's types."""
+    arrays, types = {}, {}
+    for full_name, tensor in tensors.items():
+        name = _clean_torch_name(full_name)
+        types[name] = str(tensor.dtype).removeprefix("torch.")
+        arrays[name] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    return OldFile(path, "PyTorch weights", PYTORCH_NAMINGS, arrays, settings, types=types)
 
 
 _WRAPPER = re.compile(r"(?:^|(?<=\.))(?:_layer_to_call|layer)\.")

@@ -259,8 +259,8 @@ class StepProfiler:
             content = compress_trace(trace, found, title=spec.title)
             write_atomically(folder / "trace.json.gz", content)
         write_atomically(folder / "step.png", draw_step(found, table))
-        shown = [*table.list_lines(), ""] if spec.detail == "summary" else []
-        return "\n".join([*shown, f"profile: {table.describe()}; more in {folder}"])
+        last = f"profile: {table.describe()}; more in {folder}"
+        return "\n".join([*table.list_lines(), "", last])
 
     def _remove_old(self) -> None:
         """Remove files of an earlier part of the run that this one does not replace."""

@@ -9,6 +9,7 @@ import io
 import os
 import sys
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
@@ -69,7 +70,10 @@ class Console:
 
     def __exit__(self, *failure: object) -> None:
         if self._live:
-            self._live.stop()
+            try:
+                self._live.stop()
+            except OSError as cause:
+                self._fail(cause)
             self._live = None
 
     def print(self, text: str, *, style: str = "") -> None:
@@ -125,7 +129,8 @@ class Console:
     def restore_terminal(self) -> None:
         """Show the cursor again, without locks or buffers, just before the process exits."""
         if self._live:
-            os.write(self.stream.fileno(), b"\x1b[?25h\r\n")
+            with suppress(OSError):  # the terminal may be gone
+                os.write(self.stream.fileno(), b"\x1b[?25h\r\n")
 
     def _print_line(self, line: str, style: str) -> None:
         try:

@@ -148,9 +148,18 @@ class RunFolder:
         """The command that starts a new run from this one."""
         return f"phalanx train --fork {self.path} --run-dir NEW{self.plugin_flag}"
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether a step was recorded."""
+        try:
+            return (self.path / "metrics.jsonl").stat().st_size > 0
+        except FileNotFoundError:
+            return False
+
     def discard(self) -> None:
         """Remove the files of a run that has trained nothing, as far as possible."""
-        for name in ("config.yaml", "run.json", "lock", "log.txt", "metrics.jsonl"):
+        facts = ("config.yaml", "run.json", "lock", "log.txt", "metrics.jsonl", "blackbox.json")
+        for name in facts:
             remove_quietly(self.path / name)
         if self.is_new:
             with suppress(OSError):  # there are other files in it

@@ -20,8 +20,8 @@ from phalanx.errors import EXIT_LEFT_AT_ONCE, Bug, NetworkError
 from phalanx.serve.app import Log, build_app
 from phalanx.serve.protocol import LimitedProtocol
 from phalanx.serve.service import ServeLimits, Service
+from phalanx.signals import find_stop_signals
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: its terminal was closed
 _SWITCH_S = 0.0005  # between threads that want Python's lock: a model must not wait for parsing
 _SPARE_FILES = 64  # descriptors that are no connections
 _BACKLOG = 1024
@@ -106,9 +106,7 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Have a signal stop the server, and nothing else; a second Ctrl-C leaves at once."""
         loop = asyncio.get_running_loop()
-        before = {number: signal.getsignal(number) for number in _SIGNALS}
-        if before[signal.SIGHUP] == signal.SIG_IGN:  # as nohup has it
-            del before[signal.SIGHUP]
+        before = {number: signal.getsignal(number) for number in find_stop_signals()}
         for number in before:
             loop.add_signal_handler(number, self._handle_signal, number)
         try:

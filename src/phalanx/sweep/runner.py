@@ -16,6 +16,7 @@ from phalanx.disk import file_lock, remove_dead_parts, write_atomically
 from phalanx.errors import (
     EXIT_LEFT_AT_ONCE,
     EXIT_STOPPED,
+    OUT_OF_MEMORY,
     CheckpointError,
     ConfigError,
     DataError,
@@ -210,9 +211,10 @@ class _TrialRunner:
         if self.stop() or result.exit_code in _STOPS:
             monitor.update_trial(process=None)
             raise _make_stop(monitor.state)
-        if result.exit_code == DiskError.exit_code:
+        said = find_error_message(result.output)
+        if result.exit_code == DiskError.exit_code and OUT_OF_MEMORY not in said:
             command = _resume_command(monitor.state)
-            raise DiskError(f"{find_error_message(result.output)}; then continue with: {command}")
+            raise DiskError(f"{said}; then continue with: {command}")
         reason = _explain_failure(result)
         return replace(trial, state="failed", exit_code=result.exit_code, reason=reason)
 

@@ -93,6 +93,7 @@ def test_signals_for_the_parent_do_not_end_workers(started):
         assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C in a terminal does not reach it
         os.kill(pid, signal.SIGINT)
         os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGHUP)
     for _ in range(50):
         next(steps)
     assert all(is_alive(pid) for pid in pids(loader))

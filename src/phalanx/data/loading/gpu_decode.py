@@ -42,7 +42,7 @@ from phalanx.data.loading.opened_rows import (
 from phalanx.data.loading.reader import Batch, BatchRequest, Reader, refuse_too_many_bad
 from phalanx.data.orientation import TURNS, UPRIGHT
 from phalanx.data.transforms.transform import TransformSpec
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, is_out_of_memory
 from phalanx.kernels.crop_resize import crop_and_resize
 
 try:
@@ -58,8 +58,8 @@ MAX_DECODED_BYTES = 2**30  # of images decoded at a time
 _USUAL_SWITCH_S = sys.getswitchinterval()
 _SWITCH_S = 1e-4  # between threads: at the usual 5 ms a finished decode waits for a busy reader
 _HOST_OPTIONS = ("color_jitter", "auto_augment", "random_erasing")
-# torchvision passes on what torch's memory and nvJPEG's (status 5) say, as a plain RuntimeError
-_NO_MEMORY = re.compile(r"out of memory|Failed to [a-z ]+: 5\b")
+# torchvision passes on what torch's memory and nvJPEG's say, as a plain RuntimeError
+_NVJPEG_NO_MEMORY = re.compile(r"Failed to [a-z ]+: 5\b")
 _LEFT_OUT = -1  # the size of a JPEG that is opened anew instead
 _BUFFERS = 3  # of files: of a batch being collected, of one being decoded, and of the one before
 
@@ -228,7 +228,8 @@ class GpuDecoder(BatchBackend):
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except RuntimeError as failure:
-            if _NO_MEMORY.search(str(failure)):  # no fault of the image's
+            if is_out_of_memory(failure) or _NVJPEG_NO_MEMORY.search(str(failure)):
+                # no fault of the image's
                 raise torch.OutOfMemoryError(f"--gpu-decode: {failure}") from failure
             self.failed_calls += 1
             return []

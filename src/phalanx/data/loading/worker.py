@@ -79,8 +79,8 @@ def _read_tasks(tasks: "queue.Queue[str]") -> None:
 def main() -> None:
     """Carry out tasks until stdin is closed."""
     clean_worker_stderr()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a stopping parent still finishes its step
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a stopping parent still finishes its step
     # a bug is reported to the parent, which shows the traceback
     sys.excepthook = lambda *error: _send({"crash": "".join(traceback.format_exception(*error))})
     tasks: queue.Queue[str] = queue.Queue()
