@@ -52,6 +52,19 @@ def test_a_signal_while_a_command_starts(name, number, monkeypatch, capsys):
     assert [signal.getsignal(each) for each in ALL] == before
 
 
+def test_a_signal_while_python_makes_a_class_is_no_bug(monkeypatch, capsys):
+    class Signalled:
+        def __set_name__(self, owner, name):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def make_class(*_):
+        type("Named", (), {"field": Signalled()})
+
+    monkeypatch.setattr("phalanx.cli.main.run_command", make_class)
+    assert main(["train", "demo"]) == 75
+    assert "stopped by SIGTERM; nothing is lost" in capsys.readouterr().err
+
+
 def test_a_run_goes_on_after_a_hangup_that_nohup_ignores(digits, tmp_path, monkeypatch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -50,6 +50,8 @@ def bug_reports(folder: Path | None = None) -> Iterator[None]:
     except (UserError, Stopped, FailedElsewhere, Bug, ReaderLeft):
         raise
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps it in __set_name__
+            raise error.__cause__ from None
         raise _explain(error, folder) from error
 
 
