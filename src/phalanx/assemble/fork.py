@@ -14,7 +14,7 @@ from phalanx.assemble.prepare import (
 from phalanx.assemble.scorable import find_checkpoint
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.config.read import Settings, find_length, read_stored_settings
-from phalanx.config.schema import Config
+from phalanx.config.schema import OPTIONS, Config
 from phalanx.engine.checkpoint_store import read_facts
 from phalanx.errors import ConfigError
 from phalanx.plan.machine_choice import settle_replicas
@@ -24,6 +24,9 @@ from phalanx.units import format_plural, parse_duration
 
 _BEGINNING = ("init-weights", "reset-head")  # what a run began with; a fork begins elsewhere
 _NOT_INHERITED = ("run-dir", *_BEGINNING)
+# v = momentum * v + gradient in all of them; any other optimizer has a state of its own, even where
+# names are alike: the velocities of lars and rmsprop_tf contain the learning rate
+_SAME_VELOCITY = ("sgd", "momentum", "nesterov")
 _SHAPING = (  # options that decide which weights a model has, and group norm's layout
     "model",
     "norm-type",
@@ -66,6 +69,9 @@ def prepare_fork(
             f"--fork: {start.checkpoint.name} is at step {begin:,} of {plan.total_steps:,}, "
             f"nothing is left to train; give --epochs more than {plan.epoch_at(begin):g}"
         )
+    discarded = describe_discarded_state(start, settings.config)
+    if discarded:
+        plan = replace(plan, warnings=(*plan.warnings, discarded))
     parent = {
         "run": facts["run"],
         "checkpoint": str(checkpoint.absolute()),
@@ -138,6 +144,15 @@ def _resolve_shape(config: Config) -> dict[str, Any]:
     if isinstance(variant, ResNetVariant):
         own["shortcut-type"] = variant.shortcut
     return config.flat() | own
+
+
+def describe_discarded_state(start: StartingPoint, config: Config) -> str:
+    """Why a fork's optimizer cannot go on with the state it finds, in a line; empty if it can."""
+    now = config.optim.optimizer
+    then = start.facts["config"].get("optimizer", OPTIONS["optimizer"].default)
+    if start.use != "fork" or then == now or {then, now} <= {*_SAME_VELOCITY}:
+        return ""
+    return f"the optimizer's state starts afresh: {now} has no use for that of {then}"
 
 
 def describe_fork(plan: Plan, start: StartingPoint) -> str:
