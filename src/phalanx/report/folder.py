@@ -220,7 +220,7 @@ def is_run_folder(path: Path) -> bool:
 
 def create_run(path: Path, *, config_text: str, facts: dict[str, Any]) -> RunFolder:
     """A new run folder with its options and facts written."""
-    with disk_errors(path):  # of a name that is too long, too
+    with disk_errors(path, "--run-dir"):  # of a name that is too long, too
         _refuse_used(path, config_text)
         is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
