@@ -264,7 +264,9 @@ def _refuse_other_maths(settings: Settings, stored: Mapping[str, Any], run: RunF
             "resume cannot change that"
             for name, then in changed.items()
         ]
-        way_out = f"start a new run from this one: {run.fork_command} {' '.join(flags.values())}"
+        folder = flags.pop("run-dir", "--run-dir NEW")
+        command = run.fork_command.replace("--run-dir NEW", folder)
+        way_out = f"start a new run from this one: {' '.join([command, *flags.values()])}"
         raise ConfigError("\n".join([*lines, way_out]))
 
 
@@ -327,12 +329,8 @@ def start_from(checkpoint: Path | None, run: RunFolder) -> StartingPoint | None:
 def digest_run(prepared: PreparedRun) -> dict[str, str]:
     """What all ranks of a run must have alike, as digests by what they are of."""
     start = prepared.start
-    values = {
-        "data": prepared.dataset.fingerprints,
-        "weights to start from": None
-        if start is None
-        else [start.use, start.facts["weights_sha256"]],
-    }
+    weights = None if start is None else [start.use, start.facts["weights_sha256"]]
+    values = {"data": prepared.dataset.fingerprints, "weights to start from": weights}
     return digest_values(prepared.config, values)
 
 
