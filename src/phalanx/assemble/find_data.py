@@ -10,6 +10,7 @@ from phalanx.catalog.datasets import DATASETS, PUBLISHED
 from phalanx.config.read import Settings, read_settings
 from phalanx.errors import ConfigError, DataError
 from phalanx.plan.model import choose_image_size
+from phalanx.units import format_plural
 
 if TYPE_CHECKING:
     from phalanx.data.formats.detect import DetectedDataset
@@ -159,7 +160,8 @@ def fetch_missing(settings: Settings, say: Callable[[str], None]) -> Settings:
         return settings
     say(f"{options.data} is not in {place or 'data/' + options.data}: looking for it elsewhere")
     found = fetch_dataset(options.data, place)
-    how = f"{len(found.downloaded)} files downloaded to" if found.downloaded else "found in"
+    files = format_plural(len(found.downloaded), "file")
+    how = f"{files} downloaded to" if found.downloaded else "found in"
     say(f"{options.data}: {how} {found.folder}, all checksums match")
     data = options.model_copy(update={"data_dir": str(found.folder)})
     origins = {**settings.origins, "data-dir": "fetched"}
