@@ -38,6 +38,23 @@ def prepare(digits, run_dir, **flags):
     return prepare_new(read_settings(None, options), line="")
 
 
+def test_a_run_finds_its_data_from_any_folder(digits, tmp_path, monkeypatch):
+    monkeypatch.chdir(digits.parent)
+    begun = prepare(digits.name, tmp_path / "run", steps=3)
+    assert f"data-dir: {digits}\n" in begun.run.config_text
+    resumed = prepare_resume(tmp_path / "run", {"data-dir": digits.name})
+    assert resumed.config.data.data_dir == str(digits)
+    text = begun.run.config_text.replace(f"data-dir: {digits}\n", f"data-dir: {digits.name}\n")
+    begun.run.config.write_text(text)
+    resumed = prepare_resume(tmp_path / "run", {})
+    assert resumed.config.data.data_dir == str(digits), (
+        "of a run that was begun by an older release"
+    )
+    assert resumed.settings.origins["data-dir"] == begun.settings.origins["data-dir"]
+    monkeypatch.chdir(tmp_path)
+    assert prepare(digits, tmp_path / "other", steps=3).dataset == begun.dataset
+
+
 # --- a warm-up that was shortened ---
 
 

@@ -63,6 +63,19 @@ def make_up_data(settings: Settings, kind: str) -> Settings:
     return replace(settings, config=changed, origins={**settings.origins, "data": "made up"})
 
 
+def make_data_dir_absolute(settings: Settings) -> Settings:
+    """The settings of a run, which finds its data again from any folder.
+
+    A path that begins with ~ does already, and may be another one on another host.
+    """
+    data = settings.config.data
+    if data.data_dir is None or Path(data.data_dir).expanduser().is_absolute():
+        return settings
+    whole = {"data_dir": str(Path(data.data_dir).absolute())}
+    config = settings.config.model_copy(update={"data": data.model_copy(update=whole)})
+    return replace(settings, config=config)
+
+
 def infer_data(flags: Mapping[str, str]) -> dict[str, str]:
     """The flags that name the data in the folder that is meant, where no preset has a say."""
     folder = _find_place(flags) or os.environ.get("DATA_DIR")

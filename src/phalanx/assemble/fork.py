@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.assemble.dataset_summary import DatasetSummary, plan_new_run
+from phalanx.assemble.find_data import make_data_dir_absolute
 from phalanx.assemble.prepare import (
     PreparedRun,
     StartingPoint,
@@ -61,6 +62,7 @@ def prepare_fork(
     settings = settle_replicas(settings)
     settings = _place_schedule(settings, facts, restarts=restarts)
     settings, plan, dataset = plan_new_run(settings)
+    settings = make_data_dir_absolute(settings)
     start = StartingPoint(checkpoint=checkpoint, facts=facts, use="fork")
     _refuse_other_model(settings.config, dataset, facts)
     begin = start.first_step(plan)
