@@ -12,14 +12,15 @@ from pathlib import Path
 from phalanx.errors import DiskError
 from phalanx.units import format_bytes
 
-_NO_PERMISSION = "no permission; make it writable, or choose another --run-dir"
+_NO_PERMISSION = "no permission; make it writable, or choose another {place}"
+_MAKE_ROOM = "free some space, then repeat the command (a run is continued with --resume)"
 _DISK_MISTAKES = {
     errno.EACCES: _NO_PERMISSION,
     errno.EPERM: _NO_PERMISSION,
-    errno.EROFS: "the file system is read-only; choose another --run-dir",
-    errno.ENOTDIR: "a part of this path is a file, not a folder; choose another --run-dir",
-    errno.ENAMETOOLONG: "the name is too long; choose a shorter --run-dir",
-    errno.EDQUOT: "your disk quota is used up; free some space, then continue with --resume",
+    errno.EROFS: "the file system is read-only; choose another {place}",
+    errno.ENOTDIR: "a part of this path is a file, not a folder; choose another {place}",
+    errno.ENAMETOOLONG: "the name is too long; choose a shorter {place}",
+    errno.EDQUOT: f"your disk quota is used up; {_MAKE_ROOM}",
 }
 _PART = re.compile(
     r"\..+\.(\d+)\.part"
@@ -28,20 +29,22 @@ _FULL = {errno.ENOSPC: "no space left", errno.EDQUOT: "your disk quota is used u
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Context that turns an OSError into a DiskError with `path` and what to do."""
+def disk_errors(path: Path, place: str = "folder") -> Iterator[None]:
+    """Context that turns an OSError into a DiskError with `path` and what to do.
+
+    place: what the user can choose another of, such as the option that named the folder.
+    """
     try:
         yield
     except OSError as cause:
-        raise DiskError(f"{path}: {explain_disk_error(cause, path)}") from cause
+        raise DiskError(f"{path}: {_explain_disk_error(cause, path, place)}") from cause
 
 
-def explain_disk_error(error: OSError, path: Path) -> str:
+def _explain_disk_error(error: OSError, path: Path, place: str) -> str:
     """What went wrong with a write, and what to do about it."""
     if error.errno == errno.ENOSPC:
-        room = describe_free_space(path)
-        return f"no space left{room}; free some space, then continue with --resume"
-    known = _DISK_MISTAKES.get(error.errno or 0)
+        return f"no space left{describe_free_space(path)}; {_MAKE_ROOM}"
+    known = _DISK_MISTAKES.get(error.errno or 0, "").format(place=place)
     return known or f"cannot be written ({error.strerror or error}); check the disk"
 
 

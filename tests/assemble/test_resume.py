@@ -131,6 +131,10 @@ def test_a_finished_run_takes_no_other_options(straight, capsys):
     assert (
         f"new run from this one: phalanx train --fork {straight} --run-dir NEW --epochs 9" in told
     )
+    words = ["train", "--resume", str(straight), "--run-dir", "other", "--epochs", "9"]
+    assert main(words) == 2
+    way_out = f"phalanx train --fork {straight} --run-dir other --epochs 9\n"
+    assert capsys.readouterr().err.endswith(way_out)
     assert main(["train", "--resume", str(straight), "--keep", "5"]) == 0
 
 

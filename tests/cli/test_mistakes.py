@@ -91,6 +91,7 @@ VALUES = [
     ("train --warmup-epoch 9ep", "--warmup-epoch: 9ep is 1125 steps, longer than the run of 1000"),
     ("train --epochs 0.001", "--epochs: 0.001 epochs of 125 steps are less than one step; train "),
     ("train --epochs 2 --steps 3", "--epochs: give epochs or steps, not both"),
+    ("train --epochs 1 --batch-size 9000", "--epochs: 1 epoch of 0.888889 steps is less than "),
     ("train --epoch-tail drop --batch-size 9000", "--epoch-tail drop: 8000 images do not fill "),
     ("train --device nonsense", "--device: expected auto, cpu, cuda, cuda:0,2 or mps, got 'non"),
     ("train --data-dir x", "--data-dir: embedded does not read a folder; say what is there"),

@@ -1,13 +1,19 @@
 """Short runs, forks and folders as a newcomer types them: what is trained, and what is said."""
 
+import json
+
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import phalanx
-from phalanx.assemble.fork import describe_fork, prepare_fork
-from phalanx.assemble.prepare import prepare_new, prepare_resume
+from phalanx.assemble.fork import describe_discarded_state, describe_fork, prepare_fork
+from phalanx.assemble.prepare import StartingPoint, prepare_new, prepare_resume
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
 from phalanx.errors import ConfigError
+from phalanx.optim.build import OPTIMIZERS
+from phalanx.report.summary import read_summary
 from small_photos import write_photos
 from small_runs import make_digits
 
@@ -30,6 +36,23 @@ def prepare(digits, run_dir, **flags):
     options = {**SMALL, "data-dir": str(digits), "run-dir": str(run_dir)}
     options |= {name.replace("_", "-"): str(value) for name, value in flags.items()}
     return prepare_new(read_settings(None, options), line="")
+
+
+def test_a_run_finds_its_data_from_any_folder(digits, tmp_path, monkeypatch):
+    monkeypatch.chdir(digits.parent)
+    begun = prepare(digits.name, tmp_path / "run", steps=3)
+    assert f"data-dir: {digits}\n" in begun.run.config_text
+    resumed = prepare_resume(tmp_path / "run", {"data-dir": digits.name})
+    assert resumed.config.data.data_dir == str(digits)
+    text = begun.run.config_text.replace(f"data-dir: {digits}\n", f"data-dir: {digits.name}\n")
+    begun.run.config.write_text(text)
+    resumed = prepare_resume(tmp_path / "run", {})
+    assert resumed.config.data.data_dir == str(digits), (
+        "of a run that was begun by an older release"
+    )
+    assert resumed.settings.origins["data-dir"] == begun.settings.origins["data-dir"]
+    monkeypatch.chdir(tmp_path)
+    assert prepare(digits, tmp_path / "other", steps=3).dataset == begun.dataset
 
 
 # --- a warm-up that was shortened ---
@@ -118,6 +141,71 @@ def test_the_fork_says_which_it_is(trained, tmp_path, capsys):
     assert "--fork-schedule: expected continue or restart, got 'again'" in capsys.readouterr().err
     assert main(["train", "demo", "--fork-schedule", "restart"]) == 2
     assert "--fork-schedule: goes with --fork RUN; leave it out" in capsys.readouterr().err
+
+
+def fork_by_one_step(parent, run, *words):
+    """The optimizer's state that a fork begins with, and the one it has a step later."""
+    last = int(max(path.name for path in (parent / "checkpoints").glob("step-*"))[-8:])
+    new = ["--run-dir", str(run), "--steps", str(last + 1), "--warmup-epoch", "0"]
+    assert main(["train", "--fork", str(parent), *new, *words]) == 0
+    folders = [run / "checkpoints" / f"step-{step:08}" for step in (last, last + 1)]
+    return [load_file(folder / "optimizer.safetensors") for folder in folders]
+
+
+def find_slots(tensors):
+    return {name.rpartition(":")[2] for name in tensors}
+
+
+@pytest.mark.parametrize(
+    "optimizer, slots",
+    [
+        ("rmsprop_tf", {"square_avg", "momentum_buffer"}),
+        ("adamw", {"step", "exp_avg", "exp_avg_sq"}),
+        ("sgd_combined", {"velocity", "velocity_scale"}),
+    ],
+)
+def test_a_fork_to_another_optimizer_starts_its_state_afresh(
+    trained, tmp_path, capsys, optimizer, slots
+):
+    words = ["--optimizer", optimizer, "--lr", "1e-6", "--loss-scaling", "1"]
+    begun, after = fork_by_one_step(trained, tmp_path / "fork", *words)
+    said = f"note: the optimizer's state starts afresh: {optimizer} has no use for that of sgd"
+    assert said in capsys.readouterr().out
+    assert begun == {} and find_slots(after) == slots
+    run = tmp_path / "fork"
+    assert said.removeprefix("note: ") in json.loads((run / "run.json").read_text())["notes"]
+
+
+def test_optimizers_share_their_state_as_their_classes_do(trained):
+    facts, config = {"config": {}}, read_settings("demo").config
+    for then, before in OPTIMIZERS.items():
+        facts["config"]["optimizer"] = then
+        start = StartingPoint(checkpoint=trained, facts=facts, use="fork")
+        for now, row in OPTIMIZERS.items():
+            optim = config.optim.model_copy(update={"optimizer": now})
+            said = describe_discarded_state(start, config.model_copy(update={"optim": optim}))
+            assert bool(said) == (before.kind is not row.kind), (then, now)
+
+
+def test_a_fork_with_the_same_velocity_keeps_it(trained, tmp_path, capsys):
+    begun, _ = fork_by_one_step(trained, tmp_path / "fork", "--optimizer", "nesterov")
+    assert "the optimizer's state" not in capsys.readouterr().out
+    before = load_file(trained / "checkpoints" / "step-00000012" / "optimizer.safetensors")
+    assert before and {*before} == {*begun}
+    assert all(torch.equal(begun[name], tensor) for name, tensor in before.items())
+
+
+def test_a_fork_can_begin_and_end_16_bits(trained, tmp_path):
+    half, full = tmp_path / "half", tmp_path / "full"
+    scaled = ["--half-type", "float16", "--auto-loss-scaling"]
+    _, after = fork_by_one_step(trained, half, "--precision", "16.16", *scaled)
+    assert torch.float16 in {tensor.dtype for tensor in after.values()}
+    assert read_summary(half).numerics.loss_scales == ((0, 65536.0),)
+    plain = ["--precision", "32.32", "--auto-loss-scaling=false"]
+    begun, _ = fork_by_one_step(half, full, *plain)
+    assert {tensor.dtype for tensor in begun.values()} == {torch.float32}
+    facts = json.loads((full / "checkpoints" / "step-00000014" / "facts.json").read_text())
+    assert facts["state"]["scaler"] is None and facts["state"]["counts"] is None
 
 
 def test_a_schedule_begins_within_the_run():

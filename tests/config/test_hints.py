@@ -50,6 +50,11 @@ def test_every_name_is_in_the_table_once_and_is_none_of_ours():
         assert name == name.lower().replace("_", "-") and name not in SPELLINGS
 
 
+@pytest.mark.parametrize("word, other", [("bench", "epochs"), ("iterations", "exif-orientation")])
+def test_names_that_have_little_but_their_dashes_in_common_are_not_alike(word, other):
+    assert suggest_option(f"--{word}", [f"--{other}"]) == f"there is only --{other}"
+
+
 def test_every_name_is_answered_from_the_table_where_all_options_are_known():
     known = [f"--{name}" for name in OPTIONS]
     for name in OTHER_NAMES:

@@ -87,6 +87,20 @@ def test_a_path_is_a_file_and_never_a_preset():
         read_settings("nope.yaml")
 
 
+def test_a_folder_is_told_from_a_preset():
+    for folder in (Path("photos"), Path("runs/mine"), Path("demo")):
+        folder.mkdir(parents=True)
+    told = "is a folder, not a preset; if the images are in it, give --data-dir "
+    for name in ("photos", "./photos", "photos/"):
+        with pytest.raises(ConfigError, match=f"^{name}: {told}{name}$"):
+            find_preset(name)
+    Path("runs/mine/run.json").touch()
+    told = "is a run, not a preset; `phalanx train --resume runs/mine` continues it"
+    with pytest.raises(ConfigError, match=told):
+        find_preset("runs/mine")
+    assert find_preset("demo").origin == "preset demo"
+
+
 def test_a_misspelt_preset_names_the_near_one():
     Path("configs.yml").write_text("kittens:\n  lr: 1\n")
     with pytest.raises(ConfigError, match=r"kitten: no preset is called that; .*'kittens'"):

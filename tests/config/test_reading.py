@@ -96,6 +96,20 @@ def test_two_lengths_in_one_layer_are_refused():
     assert problems_of("mine.yaml", {}) == "mine.yaml:2: epochs: give epochs or steps, not both"
 
 
+def test_a_length_of_nothing_is_refused():
+    told = "epochs: must be at least 0.0001, got 0"
+    assert problems_of("demo", {"epochs": "0"}) == f"--{told}.0"
+    write("mine.yaml", "epochs: 0\n")
+    assert problems_of("mine.yaml", {}) == f"mine.yaml:1: {told}"
+    assert read_settings("mine.yaml", {"steps": "3"}).config.train.epochs is None
+
+
+def test_a_rate_of_0_is_a_rate():
+    write("mine.yaml", "lr-per-image: 1\n")
+    schedule = read_settings("mine.yaml", {"lr": "0"}).config.schedule
+    assert (schedule.lr, schedule.lr_per_image) == (0, None)
+
+
 def test_two_of_three_rates_in_one_layer_are_refused():
     told = "give only one of --lr, --lr-per-image, --base-learning-rate"
     assert problems_of("demo", {"lr": "1", "lr-per-image": "1"}) == f"--lr: {told}"

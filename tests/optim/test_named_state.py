@@ -81,3 +81,18 @@ def test_restored_slots_keep_their_dtype():
     slots = optimizer.state[model.conv.weight]
     assert slots["exp_avg"].dtype == torch.bfloat16
     assert slots["exp_avg_sq"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("rule", ["sgd", "rmsprop", "rmsprop_tf"])
+def test_velocities_begin_and_end_with_momentum(rule):
+    model, optimizer = trained(rule, 2)
+    whole = through_a_file(name_optimizer_state(model, optimizer))
+    still = build_optimizer(model, settings_of(rule, momentum=0.0))
+    restore_optimizer_state(model, still, whole)
+    go(model, still, range(2, 4))
+    kept = through_a_file(name_optimizer_state(model, still))
+    assert {name.rpartition(":")[2] for name in kept} == SLOTS[rule] - {"momentum_buffer"}
+    moving = build_optimizer(model, settings_of(rule))
+    restore_optimizer_state(model, moving, kept)
+    go(model, moving, range(4, 6))
+    assert set(name_optimizer_state(model, moving)) == set(whole)

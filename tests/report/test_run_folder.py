@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.disk import explain_disk_error, write_atomically
+from phalanx.disk import disk_errors, write_atomically
 from phalanx.errors import CheckpointError, ConfigError, DiskError
 from phalanx.report.folder import create_run, open_run
+from phalanx.sweep.state import create_sweep_folder
 from synthetic_run import CONFIG, make_facts
 
 
@@ -141,8 +142,20 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(tmp_path):
     ],
 )
 def test_disk_mistakes_have_words(tmp_path, number, told):
-    error = OSError(number, os.strerror(number))
-    assert told in explain_disk_error(error, tmp_path / "x")
+    with pytest.raises(DiskError) as refused, disk_errors(tmp_path / "x"):
+        raise OSError(number, os.strerror(number))
+    assert told in str(refused.value)
+    assert "--run-dir" not in str(refused.value), "an option that most commands do not have"
+
+
+def test_a_run_folder_that_cannot_be_made_names_its_option(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DiskError, match="file, not a folder; choose another --run-dir"):
+        create_run(tmp_path / "file" / "run", config_text="", facts={})
+    with pytest.raises(DiskError, match="file, not a folder; choose another --sweep-dir"):
+        create_sweep_folder(tmp_path / "file" / "sweep")
+    with pytest.raises(DiskError, match="file, not a folder; choose another folder"):
+        write_atomically(tmp_path / "file" / "report.html", "")
 
 
 HOLD = """

@@ -10,6 +10,7 @@ from phalanx.catalog.datasets import DATASETS, PUBLISHED
 from phalanx.config.read import Settings, read_settings
 from phalanx.errors import ConfigError, DataError
 from phalanx.plan.model import choose_image_size
+from phalanx.units import format_plural
 
 if TYPE_CHECKING:
     from phalanx.data.formats.detect import DetectedDataset
@@ -64,6 +65,19 @@ def make_up_data(settings: Settings, kind: str) -> Settings:
     augment = config.augment.model_copy(update={"use_bbox_info": False})
     changed = config.model_copy(update={"data": data, "augment": augment})
     return replace(settings, config=changed, origins={**settings.origins, "data": "made up"})
+
+
+def make_data_dir_absolute(settings: Settings) -> Settings:
+    """The settings of a run, which finds its data again from any folder.
+
+    A path that begins with ~ does already, and may be another one on another host.
+    """
+    data = settings.config.data
+    if data.data_dir is None or Path(data.data_dir).expanduser().is_absolute():
+        return settings
+    whole = {"data_dir": str(Path(data.data_dir).absolute())}
+    config = settings.config.model_copy(update={"data": data.model_copy(update=whole)})
+    return replace(settings, config=config)
 
 
 def infer_data(flags: Mapping[str, str]) -> dict[str, str]:
@@ -163,7 +177,8 @@ def fetch_missing(settings: Settings, say: Callable[[str], None]) -> Settings:
         return settings
     say(f"{options.data} is not in {place or 'data/' + options.data}: looking for it elsewhere")
     found = fetch_dataset(options.data, place)
-    how = f"{len(found.downloaded)} files downloaded to" if found.downloaded else "found in"
+    files = format_plural(len(found.downloaded), "file")
+    how = f"{files} downloaded to" if found.downloaded else "found in"
     say(f"{options.data}: {how} {found.folder}, all checksums match")
     data = options.model_copy(update={"data_dir": str(found.folder)})
     origins = {**settings.origins, "data-dir": "fetched"}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.assemble.dataset_summary import DatasetSummary, plan_new_run
+from phalanx.assemble.find_data import make_data_dir_absolute
 from phalanx.assemble.prepare import (
     PreparedRun,
     StartingPoint,
@@ -14,7 +15,7 @@ from phalanx.assemble.prepare import (
 from phalanx.assemble.scorable import find_checkpoint
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.config.read import Settings, find_length, read_stored_settings
-from phalanx.config.schema import Config
+from phalanx.config.schema import OPTIONS, Config
 from phalanx.engine.checkpoint_store import read_facts
 from phalanx.errors import ConfigError
 from phalanx.plan.machine_choice import settle_replicas
@@ -24,6 +25,9 @@ from phalanx.units import format_plural, parse_duration
 
 _BEGINNING = ("init-weights", "reset-head")  # a fork starts from a checkpoint instead
 _NOT_INHERITED = ("run-dir", *_BEGINNING)
+# v = momentum * v + gradient in all of them; any other optimizer has a state of its own, even where
+# names are alike: the velocities of lars and rmsprop_tf contain the learning rate
+_SAME_VELOCITY = ("sgd", "momentum", "nesterov")
 _SHAPING = (  # options that decide which weights a model has, and group norm's layout
     "model",
     "norm-type",
@@ -58,6 +62,7 @@ def prepare_fork(
     settings = settle_replicas(settings)
     settings = _place_schedule(settings, facts, restarts=restarts)
     settings, plan, dataset = plan_new_run(settings)
+    settings = make_data_dir_absolute(settings)
     start = StartingPoint(checkpoint=checkpoint, facts=facts, use="fork")
     _refuse_other_model(settings.config, dataset, facts)
     begin = start.first_step(plan)
@@ -66,6 +71,9 @@ def prepare_fork(
             f"--fork: {start.checkpoint.name} is at step {begin:,} of {plan.total_steps:,}, "
             f"nothing is left to train; give --epochs more than {plan.epoch_at(begin):g}"
         )
+    discarded = describe_discarded_state(start, settings.config)
+    if discarded:
+        plan = replace(plan, warnings=(*plan.warnings, discarded))
     parent = {
         "run": facts["run"],
         "checkpoint": str(checkpoint.absolute()),
@@ -138,6 +146,15 @@ def _resolve_shape(config: Config) -> dict[str, Any]:
     if isinstance(variant, ResNetVariant):
         own["shortcut-type"] = variant.shortcut
     return config.flat() | own
+
+
+def describe_discarded_state(start: StartingPoint, config: Config) -> str:
+    """Why a fork's optimizer cannot go on with the state it finds, in a line; empty if it can."""
+    now = config.optim.optimizer
+    then = start.facts["config"].get("optimizer", OPTIONS["optimizer"].default)
+    if start.use != "fork" or then == now or {then, now} <= {*_SAME_VELOCITY}:
+        return ""
+    return f"the optimizer's state starts afresh: {now} has no use for that of {then}"
 
 
 def describe_fork(plan: Plan, start: StartingPoint) -> str:

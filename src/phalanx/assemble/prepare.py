@@ -14,6 +14,7 @@ from phalanx.assemble.dataset_summary import (
     inspect_dataset,
     plan_new_run,
 )
+from phalanx.assemble.find_data import make_data_dir_absolute
 from phalanx.config.changes import find_changes, format_flag
 from phalanx.config.read import Settings, dump_config, fill_older_options, read_stored_settings
 from phalanx.config.schema import Config
@@ -96,6 +97,7 @@ def prepare_new(settings: Settings, *, line: str) -> PreparedRun:
     if settings.missing:
         raise ConfigError(settings.missing)
     settings, plan, dataset = plan_new_run(settings)
+    settings = make_data_dir_absolute(settings)
     run = write_run(settings, plan, dataset, line=line, parent=None)
     return PreparedRun(run=run, settings=settings, plan=plan, dataset=dataset, start=None)
 
@@ -190,6 +192,7 @@ def prepare_resume(
     dataset = inspect_dataset(settings.config)
     if not accept_changed_data:
         _refuse_other_data(dataset, facts, run)
+    settings = make_data_dir_absolute(settings)
     settings = choose_cuts(settings, dataset.counts)  # a resume may change the stages
     plan = make_plan(settings.config, dataset.counts, machine)
     plan = replace(plan, warnings=(*settings.notes, *plan.warnings))
@@ -264,7 +267,9 @@ def _refuse_other_maths(settings: Settings, stored: Mapping[str, Any], run: RunF
             "resume cannot change that"
             for name, then in changed.items()
         ]
-        way_out = f"start a new run from this one: {run.fork_command} {' '.join(flags.values())}"
+        folder = flags.pop("run-dir", "--run-dir NEW")
+        command = run.fork_command.replace("--run-dir NEW", folder)
+        way_out = f"start a new run from this one: {' '.join([command, *flags.values()])}"
         raise ConfigError("\n".join([*lines, way_out]))
 
 
@@ -326,14 +331,9 @@ def start_from(checkpoint: Path | None, run: RunFolder) -> StartingPoint | None:
 
 def digest_run(prepared: PreparedRun) -> dict[str, str]:
     """Digests, by name, of what must be the same on all ranks of a run."""
-    start = prepared.start
-    values = {
-        "data": prepared.dataset.fingerprints,
-        "weights to start from": None
-        if start is None
-        else [start.use, start.facts["weights_sha256"]],
-    }
-    return digest_values(prepared.config, values)
+    start, data = prepared.start, prepared.dataset.fingerprints
+    weights = None if start is None else [start.use, start.facts["weights_sha256"]]
+    return digest_values(prepared.config, {"data": data, "weights to start from": weights})
 
 
 def digest_values(config: Config, values: Mapping[str, Any]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from phalanx.assemble.dataset_summary import (
     build_preprocessing,
 )
 from phalanx.assemble.feed import Feed, LoadedFeed, build_normaliser, open_feed
+from phalanx.assemble.fork import describe_discarded_state
 from phalanx.assemble.memory import MemoryMeter
 from phalanx.assemble.place import build_norm_joiner, build_step_passes, find_place
 from phalanx.assemble.prepare import StartingPoint
@@ -123,11 +124,14 @@ class Session:
             self._fuse(self.model)
         state = build_state(self.model, self.config, self.plan, self.place)
         if start is not None:
-            load_checkpoint(state, start.checkpoint)
+            with_optimizer = not describe_discarded_state(start, self.config)
+            load_checkpoint(state, start.checkpoint, with_optimizer=with_optimizer)
             if start.use == "fork":  # keeps the parent's progress, but not its scores and times
                 state.step = start.first_step(self.plan)
                 state.scores, state.sums = {}, MetricSums()
                 state.throughput = Throughput()
+                if state.half is None:  # nothing is rounded any more
+                    state.rounding_counts = None
         return state
 
     def _fuse(self, model: UnitModel) -> None:

@@ -383,7 +383,7 @@ def _average_last(training: TrainingRun) -> None:
         return
     averaged = average_run(training.prepared.run, how, {})
     before, after = (f"{scored.row.top1:.2%}" for scored in averaged.scores)
-    what = f"{how.strategy} of {averaged.account['count']} checkpoints"
+    what = f"{how.strategy} of {format_plural(averaged.account['count'], 'checkpoint')}"
     training.console.print(f"{what}: top-1 {after}, the newest alone {before}")
 
 

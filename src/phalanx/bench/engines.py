@@ -26,6 +26,7 @@ from phalanx.engine.train import Fit, MetricsBuffer, fit
 from phalanx.errors import ConfigError, Stopped
 from phalanx.lightning.engine_choice import choose_fit
 from phalanx.plan.layout import describe_layout
+from phalanx.units import format_plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class EngineComparison:
     @property
     def verdict(self) -> str:
         """How the final weights compare, in words."""
-        steps = f"after {self.steps_trained:,} steps"
+        steps = f"after {format_plural(self.steps_trained, 'step')}"
         if self.weights_equal:
             return f"weights {steps}: equal, bit for bit"
         why = (

@@ -16,6 +16,7 @@ from phalanx.data.loading.stage_rates import Rate, describe_bottleneck, measure_
 from phalanx.errors import ConfigError
 from phalanx.plan.machine import count_cores
 from phalanx.plan.plan import Plan
+from phalanx.units import format_plural
 
 _WARM_UP_BATCHES = 4
 
@@ -65,7 +66,8 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
         )
     if plan.total_steps <= _WARM_UP_BATCHES:
         raise ConfigError(
-            f"{plan.total_steps} steps end before anything can be measured; give --steps 1000"
+            f"a run of {format_plural(plan.total_steps, 'step')} would end before anything can be "
+            "measured; give --steps 1000"
         )
     with Session(config, plan, classes=dataset.classes) as session:
         assert isinstance(session.feed, LoadedFeed)

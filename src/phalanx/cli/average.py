@@ -9,6 +9,7 @@ from phalanx.cli.validate import print_score
 from phalanx.config.read import read_flags
 from phalanx.errors import ConfigError, join_problems
 from phalanx.plan.averaging import Averaging
+from phalanx.units import format_plural
 
 if TYPE_CHECKING:
     from phalanx.assemble.average import Averaged
@@ -120,9 +121,10 @@ def _print_scores(averaged: "Averaged") -> None:
     account = averaged.account
     decay = f", decay {account['decay']:g}" if account["strategy"] == "exponential" else ""
     steps = ", ".join(f"{step:,}" for step in account["steps"])
-    fresh = account["norm_steps"]
-    norms = f"; batch norm statistics from {fresh:,} training steps" if fresh else ""
-    print(f"{account['strategy']}{decay} of {account['count']} checkpoints: steps {steps}{norms}")
+    fresh, count = account["norm_steps"], format_plural(account["count"], "checkpoint")
+    norms = f"; batch norm statistics from {format_plural(fresh, 'training step')}" if fresh else ""
+    which = f"step{'s' * (len(account['steps']) > 1)} {steps}"
+    print(f"{account['strategy']}{decay} of {count}: {which}{norms}")
     newest, average = averaged.scores
     print_score(f"{averaged.paths[0]} (the newest)", newest._replace(bad_images={}), as_json=False)
     print_score(str(averaged.paths[1]), average, as_json=False)

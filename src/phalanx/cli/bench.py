@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
 from phalanx.cli.progress import ProgressLine
+from phalanx.units import format_plural
 
 if TYPE_CHECKING:
     from phalanx.bench.determinism import Cost
@@ -52,7 +53,8 @@ def _print_rates(found: "Feeding") -> None:
         print(f"  {'device':<12}{found.all_workers:>32,.0f}  makes the images itself")
     else:
         print(f"  {'1 worker':<12}{found.one_worker:>32,.0f}")
-        words, share = f"{found.workers} workers", f"{found.scaling:.2f} of that times the workers"
+        words = format_plural(found.workers, "worker")
+        share = f"{found.scaling:.2f} of that times the workers"
         print(f"  {words:<12}{found.all_workers:>32,.0f}  {share}")
     print(f"  {'the model':<12}{found.needed:>32,.0f}  {found.model} on {found.device}")
     print(found.verdict())

@@ -206,10 +206,11 @@ def _show_batch(args: ParsedArgs) -> None:
         f"{dataset.classes[label]} #{index}"
         for label, index in zip(batch.labels, batch.indices, strict=True)
     ]
-    title = f"{settings.name}: step {step:,} of {plan.total_steps:,}, {len(captions)} images"
+    images = format_plural(len(captions), "image")
+    title = f"{settings.name}: step {step:,} of {plan.total_steps:,}, {images}"
     out = Path(args["--out"])
     write_contact_sheet(out, batch.pixels, captions, title=title)
-    print(f"{out}: step {step:,}, {len(captions)} images")
+    print(f"{out}: step {step:,}, {images}")
 
 
 def _find_settings(args: ParsedArgs) -> Settings:

@@ -127,7 +127,7 @@ def _print_results(out: str, splits: dict[str, dict[str, Any]], elapsed: float) 
         parts += [f"{format_count(encoded)} re-encoded"] if encoded else []
         if written < result["images"]:
             parts.append(f"{format_count(result['images'] - written)} already there")
-        print(f"{split}: {format_count(result['images'])} images, {', '.join(parts)}")
+        print(f"{split}: {format_plural(result['images'], 'image')}, {', '.join(parts)}")
     written = sum(result["written"] for result in splits.values())
     rate = f" ({format_count(written / elapsed)} images/s)" if written and elapsed > 0 else ""
     print(f"{out}: done in {format_seconds(elapsed)}{rate}")

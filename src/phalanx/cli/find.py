@@ -9,7 +9,7 @@ from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, P
 from phalanx.cli.progress import ProgressLine
 from phalanx.config.read import Settings
 from phalanx.errors import ConfigError
-from phalanx.units import format_bytes
+from phalanx.units import format_bytes, format_plural
 
 if TYPE_CHECKING:
     from phalanx.bench.batch_size_finder import BatchSizes, BatchSizeTrial
@@ -91,7 +91,8 @@ def _read_out(text: str | None) -> Path | None:
 
 def _describe_sweep(sweep: "LrSweep", *, total: int) -> list[tuple[str, str]]:
     """What the sweep found, in words."""
-    end = f"nowhere up to {sweep.rates[-1]:.2g}, in {len(sweep.rates)} steps; try a larger --to"
+    steps = format_plural(len(sweep.rates), "step")
+    end = f"nowhere up to {sweep.rates[-1]:.2g}, in {steps}; try a larger --to"
     if sweep.tenth is not None:
         end = f"at {sweep.rates[-1]:.2g}, after {len(sweep.rates)} of {total} steps"
     rows = [("loss explodes", end)]
@@ -217,7 +218,7 @@ def _find_batch_size(args: ParsedArgs) -> None:
 
     def print_trial(trial: "BatchSizeTrial") -> None:
         if args["--json"]:
-            progress.show(f"{trial.size} images")
+            progress.show(format_plural(trial.size, "image"))
         elif trial.images_per_second is None:
             print(f"{trial.size:>8,}  {trial.problem}", flush=True)
         else:

@@ -15,7 +15,7 @@ from phalanx.config.schema import Config
 from phalanx.errors import ConfigError, join_problems, suggest
 from phalanx.plan.model import build_variant, check_variant
 from phalanx.plan.pipeline import check_order
-from phalanx.units import format_bytes, format_si
+from phalanx.units import format_bytes, format_plural, format_si
 
 if TYPE_CHECKING:
     from phalanx.models.cost import UnitCount
@@ -260,8 +260,8 @@ def _print_units(counts: _ModelCounts) -> None:
     size = f"{counts.image_size} x {counts.image_size}"
     print(f"{counts.name}: {counts.variant.family}, {describe_variant(counts.variant)}")
     print(f"images of {size}, {counts.classes:,} classes; MACs are those of one image")
-    kept = f"what {counts.batch_size:,} images keep for the backward pass"
-    print(f"activations are {kept}, precision {counts.precision}\n")
+    kept = f"what {format_plural(counts.batch_size, 'image')} keep{'s' * (counts.batch_size == 1)}"
+    print(f"activations are {kept} for the backward pass, precision {counts.precision}\n")
     rows = [
         (
             unit.name,

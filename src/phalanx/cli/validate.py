@@ -19,7 +19,7 @@ from phalanx.cli.command import (
 from phalanx.cli.inputs import MADE_UP_FLAGS, read_batch_sizes, read_made_up
 from phalanx.cli.ranks import run_on_ranks
 from phalanx.errors import CheckpointError, ConfigError
-from phalanx.units import format_count
+from phalanx.units import format_count, format_plural
 
 if TYPE_CHECKING:
     from phalanx.assemble.scorable import ScorableCheckpoint
@@ -302,7 +302,7 @@ def print_score(
         spread += f"{len(counted):,} passes after the first)"
     print(
         f"{name}{size}: top-1 {row.top1:.2%} ({low:.2%} to {high:.2%}){fifth} "
-        f"of {row.scored:,} images, loss {row.loss:.4f}, "
+        f"of {format_plural(row.scored, 'image')}, loss {row.loss:.4f}, "
         f"{format_count(scored.images_per_second)} images/s{spread}"
     )
     for reason in bad.values():

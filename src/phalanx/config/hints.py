@@ -35,8 +35,11 @@ def suggest_option(word: str, known: Collection[str], given: Collection[str] = (
     positive = OPTIONS.get(plain.removeprefix("no-"))
     if positive and positive.name in ours and positive.type is bool:
         return f"write --{positive.name} false"
-    nearest = next(iter(get_close_matches(word, known, n=1)), "")
-    return _refer_to(nearest.lstrip("-"), beside, suggest(word, known))
+    # by names alone: the dashes that all have would make any two short ones alike
+    near = get_close_matches(plain, ours, n=1)
+    if not near:
+        return suggest("", known)
+    return _refer_to(near[0], beside, f"did you mean {ours[near[0]]!r}?")
 
 
 def explain_device_counts(words: Sequence[str]) -> list[str]:

@@ -65,10 +65,23 @@ def find_preset(name: str) -> Preset:
             return Preset(name, path, None, f"file {name}")
         if application in APPLICATIONS and not name.endswith((".yaml", ".yml")):
             return find_old_preset(old_name, application)
+        _refuse_folder(name)
         raise ConfigError(f"{name}: no such file; `phalanx presets ls` lists the presets")
     presets = list(iterate_presets())
     found = next((preset for preset in presets if preset.name == name), None)
     return found or find_old_preset(name, others=[preset.name for preset in presets])
+
+
+def _refuse_folder(name: str) -> None:
+    """Say what a folder's name is given as, where that of a preset or a file is wanted."""
+    if (Path(name) / "run.json").is_file():
+        raise ConfigError(
+            f"{name}: is a run, not a preset; `phalanx train --resume {name}` continues it"
+        )
+    if Path(name).is_dir():
+        raise ConfigError(
+            f"{name}: is a folder, not a preset; if the images are in it, give --data-dir {name}"
+        )
 
 
 def find_old_preset(
@@ -85,6 +98,7 @@ def find_old_preset(
             none = f"{APPLICATIONS[application]} has no configuration of that name"
             listed = "`phalanx presets ls --old` lists them"
         else:
+            _refuse_folder(name)
             none = "no preset is called that"
             listed = "`phalanx presets ls` lists ours, and with --old those of older applications"
         known = dict.fromkeys([*others, *(preset.name for preset in presets)])

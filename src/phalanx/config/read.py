@@ -187,7 +187,7 @@ def read_stored_settings(
         if key in OPTIONS
     }
     for rivals in EXCLUSIVE:  # a run stores all values: a default must not exclude another option
-        given = [option for option in rivals if _value(base, option)]
+        given = [option for option in rivals if _value(base, option) is not None]
         for option in given if len(given) > 1 else ():
             if base[option].value == OPTIONS[option].default:
                 del base[option]
@@ -249,7 +249,7 @@ def merge_layers(layers: list[_Layer], problems: list[str], *, name: str) -> Set
 def _drop_exclusive(merged: _Layer, layer: _Layer, problems: list[str]) -> None:
     """Drop options of lower layers that exclude one of this layer."""
     for rivals in EXCLUSIVE:
-        given = [option for option in rivals if _value(layer, option)]
+        given = [option for option in rivals if _value(layer, option) is not None]
         if len(given) > 1:
             one = f"only one of {', '.join(f'--{option}' for option in rivals)}"
             both = f"{' or '.join(rivals)}, not both"
@@ -283,7 +283,7 @@ def _choose_small_network(merged: _Layer) -> tuple[str, ...]:
 
 def _fill_dependent_options(merged: _Layer) -> None:
     """Fill in options that depend on others, the environment or the current folder."""
-    if not _value(merged, "epochs") and not _value(merged, "steps"):
+    if _value(merged, "epochs") is None and _value(merged, "steps") is None:
         merged["epochs"] = OptionValue(_DEFAULT_EPOCHS, "--epochs", "default")
     dataset = DATASETS.get(_value(merged, "data") or "embedded")
     folder = os.environ.get("DATA_DIR")

@@ -35,6 +35,7 @@ from phalanx.engine.tensor_bytes import iterate_safetensors
 from phalanx.errors import CheckpointError, DivergedError
 from phalanx.models.units import pick_own
 from phalanx.models.weights import load_tensors
+from phalanx.optim.half_weights import HALF_TYPES
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 
 _SEEN = "seen.safetensors"
@@ -173,13 +174,19 @@ def _to_files(snapshot: _Snapshot, run_facts: dict[str, Any]) -> dict[str, FileC
     return files
 
 
-def load_checkpoint(state: TrainState, checkpoint: Path) -> None:
-    """Load a checkpoint into a freshly built state."""
+def load_checkpoint(state: TrainState, checkpoint: Path, *, with_optimizer: bool = True) -> None:
+    """Load a checkpoint into a freshly built state.
+
+    with_optimizer: whether the optimizer continues with its saved state, or starts without any.
+    """
     files = read_files(checkpoint, WEIGHTS, OPTIMIZER, FACTS)
     load_weights(state.model, files[WEIGHTS], where=checkpoint / WEIGHTS)
     with content_errors(checkpoint / OPTIMIZER):
         kept = pick_own(state.model, tensors_from_bytes(files[OPTIMIZER]))
-        restore_optimizer_state(state.model, state.optimizer, kept)
+        if state.half is None:  # and may have been otherwise in the run that a fork is from
+            kept = {n: t.float() if t.dtype in HALF_TYPES.values() else t for n, t in kept.items()}
+        if with_optimizer:
+            restore_optimizer_state(state.model, state.optimizer, kept)
     if state.offload is not None:
         state.offload.to_host()
     with content_errors(checkpoint / FACTS):

@@ -190,16 +190,22 @@ class TrainState:
         self.sums = MetricSums(**values["sums"])
         self.throughput = Throughput(**values["clock"])
         self.bad_images = dict(values["bad_images"])
-        if isinstance(self.scaler, DeviceLossScale):
-            self.scaler.load(DynamicLossScale.from_json(values["scaler"]))
-        elif self.scaler is not None:
-            self.scaler = DynamicLossScale.from_json(values["scaler"])
+        scale = values["scaler"]
+        if self.scaler is not None and scale is not None:  # else a fork begins to adapt it, or ends
+            self._load_scale(DynamicLossScale.from_json(scale))
         is_later_stage = isinstance(self.model, ModelPart) and not self.model.is_first
         if values.get("counts") is not None and not is_later_stage:
             device = next(self.model.parameters()).device
             missing = len(COUNTS) - len(values["counts"])  # the first release counted fewer
             counts = [*values["counts"], *[0.0] * missing]
             self.rounding_counts = torch.tensor(counts, dtype=torch.float64, device=device)
+
+    def _load_scale(self, scale: DynamicLossScale) -> None:
+        """Go on with a loss scale, on the device where it lies there."""
+        if isinstance(self.scaler, DeviceLossScale):
+            self.scaler.load(scale)
+        else:
+            self.scaler = scale
 
 
 def hash_weights(tensors: dict[str, Tensor]) -> str:

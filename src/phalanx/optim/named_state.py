@@ -37,3 +37,18 @@ def restore_optimizer_state(
         else:
             copy = value.to(weight.device if fused[id(weight)] else "cpu", copy=True)
         optimizer.state[weight][key] = copy
+    _follow_momentum(optimizer)
+
+
+def _follow_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Drop velocities that are used no more, and begin those that a fork has asked for.
+
+    Mean squares are the same with momentum and without; only torch's RMSprop, where it has them,
+    takes for granted that there is a velocity beside them.
+    """
+    for group in (group for group in optimizer.param_groups if "momentum" in group):
+        for state in (optimizer.state.get(weight, {}) for weight in group["params"]):
+            if not group["momentum"]:
+                state.pop("momentum_buffer", None)
+            elif "square_avg" in state and "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(state["square_avg"])

@@ -6,6 +6,7 @@ from functools import cached_property
 from math import ceil, isqrt
 
 from phalanx.errors import ConfigError
+from phalanx.units import format_plural
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,11 @@ def adjust_event_rate(
     if found == wanted:
         return every, []
     period = "an epoch" if span == 1 else f"in {span} epochs"
+    there = f"{steps} steps {period} do" if steps > 1 else f"1 step {period} does"
     often = "once" if found == 1 else f"{found} times"
     warning = (
-        f"{kind.flag} {every.rate}: {steps} steps {period} do not divide into {wanted} equal "
-        f"parts; the run will {kind.verb} {often} {period}"
+        f"{kind.flag} {every.rate}: {there} not divide into {wanted} equal parts; the run will "
+        f"{kind.verb} {often} {period}"
     )
     return replace(every, rate=found / span), [warning]
 
@@ -112,9 +114,10 @@ def describe_carried_tail(every: Every, kind: EventKind) -> list[str]:
     if not every.rate or (every.steps_per_epoch / every.rate).denominator == 1:
         return []
     return [
-        f"{kind.flag} {every.rate}: an epoch has {float(every.steps_per_epoch):g} steps, so the "
-        f"run does not {kind.verb} at equal intervals; --epoch-tail drop gives epochs of whole "
-        f"steps and rounds the rate to one that divides them"
+        f"{kind.flag} {every.rate}: an epoch has "
+        f"{format_plural(float(every.steps_per_epoch), 'step')}, so the run does not {kind.verb} "
+        "at equal intervals; --epoch-tail drop gives epochs of whole steps and rounds the rate to "
+        "one that divides them"
     ]
 
 
@@ -136,5 +139,5 @@ def _describe_uneven(rate: Fraction, kind: EventKind, epochs: int) -> str:
     lengths = " or ".join(str(n) for n in (shorter, shorter + rate.denominator) if n)
     return (
         f"{kind.flag} {rate}: cannot {kind.verb} {float(1 / rate):g} epochs at a time "
-        f"over {epochs} epochs; {fitting} would work, or {lengths} epochs"
+        f"over {format_plural(epochs, 'epoch')}; {fitting} would work, or {lengths} epochs"
     )

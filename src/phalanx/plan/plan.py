@@ -34,7 +34,7 @@ from phalanx.plan.schedule import (
     schedule_warnings,
 )
 from phalanx.plan.unused_options import unused_option_warnings
-from phalanx.units import RunLength, parse_rate, parse_share
+from phalanx.units import RunLength, format_plural, parse_rate, parse_share
 
 LEAST_MAX_BAD = 10
 _LEAST_VALID_BATCH = 250
@@ -359,9 +359,10 @@ def _count_steps(config: Config, steps_per_epoch: Fraction) -> int:
     assert config.train.epochs is not None
     total = math.floor(Fraction(str(config.train.epochs)) * steps_per_epoch)
     if total < 1:
+        epochs, steps = config.train.epochs, format_plural(float(steps_per_epoch), "step")
+        them = f"{format_plural(epochs, 'epoch')} of {steps} {'is' if epochs == 1 else 'are'}"
         raise ConfigError(
-            f"--epochs: {config.train.epochs:g} epochs of {float(steps_per_epoch):g} steps "
-            f"are less than one step; train longer or lower --batch-size"
+            f"--epochs: {them} less than one step; train longer or lower --batch-size"
         )
     return total
 

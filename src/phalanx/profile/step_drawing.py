@@ -6,6 +6,7 @@ from typing import Any
 from phalanx.profile.attribution import DATA, Attribution
 from phalanx.profile.step_table import StepTable, name_part
 from phalanx.profile.trace_file import join_neighbours
+from phalanx.units import format_plural
 
 _COLOURS = {"forward": "#56b4e9", "backward": "#e69f00", "": "#009e73"}  # safe for the colour-blind
 _LEGEND = {"forward": "forward", "backward": "backward", "": "neither"}
@@ -65,6 +66,6 @@ def _label(axes: Any, table: StepTable) -> None:
         side.spines[:].set_visible(False)
     where = "on the GPU; the wait for data is the host's" if table.on_device else "on the host"
     axes.set_xlabel(f"ms, {where}")
-    step = f"step {table.step:,} of {table.images:,} images, {table.ms:,.1f} ms"
+    step = f"step {table.step:,} of {format_plural(table.images, 'image')}, {table.ms:,.1f} ms"
     axes.set_title(f"{table.title}: {step}", fontsize=9, loc="left")
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)

@@ -17,6 +17,7 @@ from phalanx.profile.attribution import (
     Operation,
 )
 from phalanx.profile.segments import Segment, measure_union
+from phalanx.units import format_plural
 
 _FORMAT = 1
 _MOST_KERNELS = 15  # rows of the text; the JSON file has them all
@@ -90,7 +91,7 @@ class StepTable:
         rest = max(0, len(self.kernels) - _MOST_KERNELS)
         more = f"and {rest:,} more in summary.json"
         return [
-            f"{self.title}: step {self.step:,} with {self.images:,} images",
+            f"{self.title}: step {self.step:,} with {format_plural(self.images, 'image')}",
             "",
             *_align(("part", "forward ms", "backward ms", "ms", "share"), self._list_rows()),
             "",

@@ -10,6 +10,7 @@ from phalanx.report.folder import RunFolder, flatten_facts
 from phalanx.report.predictions import read_predictions
 from phalanx.report.records import STEP_FIELDS, ScoreRow, read_scores, read_steps
 from phalanx.report.scores import paired_test
+from phalanx.units import format_plural
 
 _ABSENT = "(not set)"
 _SURROUNDINGS = ("environment", "chosen")  # the facts about code and machine
@@ -201,7 +202,7 @@ def _describe_score(name: str, row: ScoreRow | None) -> str:
     low, high = row.interval95
     return (
         f"{name}  top-1 {row.top1:.2%} (95% interval {low:.2%} to {high:.2%}) "
-        f"of {row.scored:,} images, step {row.step:,}"
+        f"of {format_plural(row.scored, 'image')}, step {row.step:,}"
     )
 
 

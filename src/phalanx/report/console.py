@@ -23,7 +23,7 @@ from rich.text import Text
 from phalanx.disk import disk_errors
 from phalanx.report.records import LogRow, ScoreRow
 from phalanx.report.terminal import clean, clean_redirected, fail_later, raw_stream, silence
-from phalanx.units import format_count, format_seconds
+from phalanx.units import format_count, format_plural, format_seconds
 
 _REFRESH_S = 0.1
 _NARROW = 100  # columns; below this, the live line is shorter
@@ -253,6 +253,6 @@ def _describe_score(row: ScoreRow, *, short: bool = False) -> str:
         interval, images = f"({low:.1%} to {high:.1%})", ""
     else:
         interval = f"(95% interval {low:.2%} to {high:.2%})"
-        images = f"  {format_count(row.scored)} images"
+        images = f"  {format_plural(row.scored, 'image')}"
     top5 = "" if row.top5 is None else f"  top-5 {row.top5:.2%}"
     return f"valid top-1 {row.top1:.2%} {interval}{top5}  loss {row.loss:.4f}{images}"

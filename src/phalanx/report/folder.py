@@ -229,7 +229,7 @@ def is_run_folder(path: Path) -> bool:
 
 def create_run(path: Path, *, config_text: str, facts: dict[str, Any]) -> RunFolder:
     """A new run folder, with config.yaml and run.json."""
-    with disk_errors(path):  # also if the name is too long
+    with disk_errors(path, "--run-dir"):  # also if the name is too long
         _refuse_used(path, config_text)
         is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)

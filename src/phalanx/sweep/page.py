@@ -21,7 +21,7 @@ from phalanx.sweep.table import (
     format_trial,
     shorten,
 )
-from phalanx.units import format_seconds
+from phalanx.units import format_plural, format_seconds
 
 _MARKS: dict[str, dict[str, Any]] = {
     "done": {"color": TRAIN},
@@ -71,11 +71,11 @@ def render_page(state: SweepState) -> str:
 
 def _describe_best(state: SweepState, best: Trial) -> dict[str, str]:
     """The best trial in words."""
-    interval = format_interval(best)
+    interval, epochs = format_interval(best), format_plural(best.epochs, "epoch")
     return {
         "number": str(best.number),
         "score": format_score(best.score, state.sweep.goal),
-        "detail": f"95% interval\n{interval}" if interval else f"after {best.epochs:g} epochs",
+        "detail": f"95% interval\n{interval}" if interval else f"after {epochs}",
         "options": describe_values(best, "\n"),
         "command": state.command(best),
     }

@@ -129,7 +129,10 @@ def _refuse_common_mistake(state: SweepState) -> None:
     if all(trial.state == "failed" and trial.exit_code in _MISTAKES for trial in first):
         state.without_trials(first)
         kind = _MISTAKES[first[-1].exit_code or 0]
-        raise kind(f"the first {len(first)} trials failed, the last one with: {first[-1].reason}")
+        which = f"the first {len(first)} trials failed, the last one with"
+        if len(first) == 1:
+            which = "the only trial failed with"
+        raise kind(f"{which}: {first[-1].reason}")
 
 
 def lock_sweep(folder: Path) -> AbstractContextManager[int]:

@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from phalanx.disk import explain_disk_error, sync_folder, write_atomically
-from phalanx.errors import CheckpointError, ConfigError, DiskError
+from phalanx.disk import disk_errors, sync_folder, write_atomically
+from phalanx.errors import CheckpointError, ConfigError
 from phalanx.report.folder import format_value, read_json_object, to_json
 from phalanx.report.records import json_number
 from phalanx.sweep.schema import SweepFile, Values
@@ -192,12 +192,9 @@ def create_sweep_folder(folder: Path) -> None:
         raise ConfigError(
             f"--sweep-dir {folder}: is not empty and holds no sweep; choose another --sweep-dir"
         )
-    try:
+    with disk_errors(folder, "--sweep-dir"):
         folder.mkdir(parents=True, exist_ok=True)
         sync_folder(folder.parent)
-    except OSError as cause:
-        problem = explain_disk_error(cause, folder).replace("--run-dir", "--sweep-dir")
-        raise DiskError(f"{folder}: {problem}") from cause
 
 
 def create_sweep(folder: Path, sweep: SweepFile) -> SweepState:
