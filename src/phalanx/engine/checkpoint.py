@@ -114,8 +114,9 @@ class CheckpointSaver:
             return
         snapshot = take_snapshot(state)
         if self._writes:
-            self._thread = Thread(target=self._write, args=(snapshot,), name="saver")
-            self._thread.start()
+            thread = Thread(target=self._write, args=(snapshot,), name="saver")
+            thread.start()
+            self._thread = thread  # only now: one that could not start cannot be joined
 
     def wait(self) -> None:
         """Wait until the last save is on disk; if it failed in any process, raise in all."""

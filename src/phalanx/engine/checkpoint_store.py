@@ -45,15 +45,20 @@ FileContent = bytes | Iterable[memoryview]  # the whole file, or its pieces
 
 
 def write_checkpoint(folder: Path, step: int, files: Mapping[str, FileContent]) -> Path:
-    """Write the checkpoint of a step."""
-    return write_checkpoint_as(folder, _name_step(step), files)
+    """Write the checkpoint of a step, in training."""
+    return write_checkpoint_as(folder, _name_step(step), files, place="--run-dir")
 
 
-def write_checkpoint_as(folder: Path, name: str, files: Mapping[str, FileContent]) -> Path:
-    """Write a checkpoint; it gets its name only after all bytes were read back and compared."""
+def write_checkpoint_as(
+    folder: Path, name: str, files: Mapping[str, FileContent], *, place: str = "folder"
+) -> Path:
+    """Write a checkpoint; it gets its name only after all bytes were read back and compared.
+
+    place: what the user can choose another of if the disk refuses it.
+    """
     target = folder / name
     part = folder / f"{_PART}{target.name}"
-    with disk_errors(target):
+    with disk_errors(target, place):
         shutil.rmtree(part, ignore_errors=True)
         if not folder.exists():
             folder.mkdir(parents=True)
@@ -68,7 +73,7 @@ def write_checkpoint_as(folder: Path, name: str, files: Mapping[str, FileContent
             _check_file(part / file, expected)
     except CheckpointError as error:
         raise DiskError(f"{target}: what was written does not read back ({error})") from error
-    with disk_errors(target):
+    with disk_errors(target, place):
         if target.exists():
             _remove(target)
         part.rename(target)
