@@ -211,6 +211,19 @@ def test_a_failed_background_save_is_raised_at_the_next_call(tmp_path):
     saver.wait()  # told once
 
 
+def test_a_save_that_finds_no_thread_says_so_once(tmp_path, monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    saver = CheckpointSaver(
+        tmp_path, keep=1, run_facts={"norm_layout": "contiguous"}, consensus=Consensus()
+    )
+    monkeypatch.setattr("threading.Thread.start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        saver.save(small_state())
+    saver.wait()  # which has nothing to wait for
+
+
 @pytest.fixture(scope="module")
 def tiny_disk(tmp_path_factory):
     """A file system of 1.5 MB, where a second checkpoint does not fit."""
