@@ -1,4 +1,4 @@
-"""The user's own cache folder, and a temporary one where that cannot be used."""
+"""The user's cache folder, and a temporary one if that cannot be used."""
 
 import atexit
 import errno
@@ -13,17 +13,17 @@ from phalanx.errors import DiskError
 
 
 def find_user_cache() -> Path | None:
-    """Where caches of ours lie from run to run; None where the user has no home."""
+    """Phalanx's folder in the user's cache; None if the user has no home."""
     base = os.environ.get("XDG_CACHE_HOME")
     if base:
         return Path(base) / "phalanx"
-    with suppress(RuntimeError):  # a container may run as a number that is nobody's
+    with suppress(RuntimeError):  # a container may run as a uid without a user
         return Path.home() / ".cache" / "phalanx"
     return None
 
 
 def make_writable(*folders: Path) -> None:
-    """Create folders that are missing; OSError where one cannot be created or written to."""
+    """Create missing folders; OSError if one cannot be created or written to."""
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -31,15 +31,16 @@ def make_writable(*folders: Path) -> None:
 
 
 def open_temporary_cache() -> Path:
-    """A folder among the temporary files that nobody else can write to, the same every time.
+    """A temporary folder that only this user can write to, the same every time.
 
-    Others may have taken its name: code in a cache is run, so then it is one that goes with us.
+    Cached code is executed: if another user owns that name, a new folder is made, and removed at
+    exit.
     """
     try:
         folder = Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}"
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        found = folder.lstat()  # a link is nobody's folder
+        found = folder.lstat()  # lstat: a symbolic link must not be followed
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
             folder.chmod(0o700)
             return folder

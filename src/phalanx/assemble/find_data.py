@@ -68,9 +68,9 @@ def make_up_data(settings: Settings, kind: str) -> Settings:
 
 
 def make_data_dir_absolute(settings: Settings) -> Settings:
-    """The settings of a run, which finds its data again from any folder.
+    """The settings with an absolute data folder, so that the run finds its data from anywhere.
 
-    A path that begins with ~ does already, and may be another one on another host.
+    A path that begins with ~ stays as it is: it may differ between hosts.
     """
     data = settings.config.data
     if data.data_dir is None or Path(data.data_dir).expanduser().is_absolute():

@@ -25,8 +25,8 @@ from phalanx.units import format_plural, parse_duration
 
 _BEGINNING = ("init-weights", "reset-head")  # a fork starts from a checkpoint instead
 _NOT_INHERITED = ("run-dir", *_BEGINNING)
-# v = momentum * v + gradient in all of them; any other optimizer has a state of its own, even where
-# names are alike: the velocities of lars and rmsprop_tf contain the learning rate
+# all use v = momentum * v + gradient; the state of any other optimizer has another meaning, even
+# under the same name: the velocities of lars and rmsprop_tf include the learning rate
 _SAME_VELOCITY = ("sgd", "momentum", "nesterov")
 _SHAPING = (  # options that decide which weights a model has, and group norm's layout
     "model",
@@ -149,7 +149,7 @@ def _resolve_shape(config: Config) -> dict[str, Any]:
 
 
 def describe_discarded_state(start: StartingPoint, config: Config) -> str:
-    """Why a fork's optimizer cannot go on with the state it finds, in a line; empty if it can."""
+    """A note if a fork's optimizer cannot use the saved state; empty if it can."""
     now = config.optim.optimizer
     then = start.facts["config"].get("optimizer", OPTIONS["optimizer"].default)
     if start.use != "fork" or then == now or {then, now} <= {*_SAME_VELOCITY}:

@@ -27,7 +27,7 @@ from phalanx.units import format_bytes
 _NAME = "phalanx-traceback"
 _ASKED = re.compile(r"allocate (?:(\d+) bytes|([\d.]+ [KMGT]?i?B))")
 _GPU = re.compile(r"\bGPU \d+")
-_LESS_MEMORY = {  # an option, and what a command that has it can do with less memory
+_LESS_MEMORY = {  # by option: what a command that has it can change to need less memory
     "gradient-accumulation": "try a smaller --batch-size with a larger --gradient-accumulation, "
     "--enable-recompute, a smaller --valid-batch-size, or fewer --workers; "
     "`phalanx find batch-size` finds what fits",
@@ -39,11 +39,11 @@ _LESS_MEMORY = {  # an option, and what a command that has it can do with less m
 
 @contextmanager
 def bug_reports(folder: Path | None = None) -> Iterator[None]:
-    """A block whose unexpected errors become a Bug; the traceback goes into the folder.
+    """Context whose unexpected errors become a Bug; the traceback goes into the folder.
 
-    Without a folder, or where it cannot be written, it goes among the temporary files. What the
-    system refuses, and names a file for, is a DiskError; memory that runs out is OutOfMemory, and
-    what a plugin raises a PluginBug.
+    Without a folder, or if it cannot be written, it goes to the temporary files. An OSError that
+    names a file becomes a DiskError, a failed allocation OutOfMemory, and an error raised in a
+    plugin a PluginBug.
     """
     try:
         yield
@@ -75,20 +75,20 @@ def told_by_rank(world: World, folder: Path | None) -> Iterator[None]:
 
 
 def describe_less_memory(flags: Collection[str]) -> str:
-    """What a command with these options can do where memory runs out."""
+    """What the user of a command with these options can change to need less memory."""
     known = [advice for option, advice in _LESS_MEMORY.items() if option in flags]
     return known[0] if known else "end other programs, or use a machine with more"
 
 
 def _find_begun(folder: Path | None) -> Path | None:
-    """The folder, unless its run has not begun: that is removed, and must be free again."""
+    """The folder, if its run has recorded a step; else None, because the folder will be removed."""
     from phalanx.report.folder import RunFolder
 
     return folder if folder and RunFolder(folder).has_steps else None
 
 
 def _explain(error: Exception, folder: Path | None) -> Exception:
-    """What to raise instead of an error that nobody foresaw."""
+    """The exception to raise in place of an unexpected error."""
     if is_out_of_memory(error):
         return OutOfMemory(_describe_shortage(str(error)))
     if isinstance(error, OSError) and error.filename is not None:
@@ -98,7 +98,7 @@ def _explain(error: Exception, folder: Path | None) -> Exception:
 
 
 def _describe_shortage(text: str) -> str:
-    """What an allocation that failed says of itself, in few words."""
+    """A short message from the text of a failed allocation."""
     asked, gpu = _ASKED.search(text), _GPU.search(text)
     where = f" on {gpu[0]}" if gpu else ""
     if asked is None:
@@ -108,7 +108,7 @@ def _describe_shortage(text: str) -> str:
 
 
 def _make_plugin_bug(error: Exception, folder: Path | None) -> PluginBug | None:
-    """The error with the line of the plugin that it came from; None where it came from none."""
+    """The error with the line of the plugin that raised it; None if no plugin did."""
     import traceback  # with all it imports, only when it is needed
 
     from phalanx.catalog.plugins import loaded_plugins
@@ -123,7 +123,7 @@ def _make_plugin_bug(error: Exception, folder: Path | None) -> PluginBug | None:
     if not own:
         return None
     plugin, code, line = own[-1]
-    # a run that could not be built is removed, and its folder must be free again
+    # the folder of a run that could not be built will be removed
     built = folder if folder and (folder / "metrics.jsonl").exists() else None
     return PluginBug(
         f"this is a bug in the plugin {plugin}: {code.co_name} failed in {code.co_filename}, line "
@@ -155,7 +155,7 @@ def _make_bug(error: Exception, folder: Path | None) -> Bug:
 
 
 def _write_traceback(error: Exception, folder: Path | None) -> str:
-    """Write down the traceback of a bug; where it is, to end a sentence with."""
+    """Write the traceback to a file; returns the end of a sentence that says where it is."""
     text = _format_traceback(error)
     try:
         return f"is in {_write(text, folder)}"

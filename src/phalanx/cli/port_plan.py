@@ -67,9 +67,9 @@ def add_absences(answer: Ported) -> Ported:
 
 
 def port_by_data(port: Callable[[int | None], Ported]) -> Ported:
-    """The answer, with steps counted by the images to train with, where they are here.
+    """The answer, with steps counted from the images in --data-dir if that folder exists.
 
-    port: makes an answer; given no images, by published counts.
+    port: makes an answer from a number of training images; from published counts if it is None.
     """
     answer = port(None)
     images = _count_images(answer)
@@ -77,7 +77,7 @@ def port_by_data(port: Callable[[int | None], Ported]) -> Ported:
 
 
 def _count_images(answer: Ported) -> int | None:
-    """The training images in the folder of a training command; None where they are not here."""
+    """The number of training images in the folder of a training command; None if there is none."""
     args = _parse_training(answer)
     folder = args.flags.get("data-dir") if args else None
     if args is None or not folder or not Path(folder).expanduser().is_dir():
@@ -86,12 +86,12 @@ def _count_images(answer: Ported) -> int | None:
 
     try:
         return inspect_dataset(args.read_settings().config).counts.train_images
-    except UserError:  # which the plan tells
+    except UserError:  # which the plan reports
         return None
 
 
 def _parse_training(answer: Ported) -> ParsedArgs | None:
-    """The options of a command that starts a new run; None for other ones."""
+    """The options of a command that starts a new run; None for other commands."""
     flags = answer.command.flags
     if answer.command.name != "train" or not flags.keys().isdisjoint({*_ABOUT_A_RUN, "help"}):
         return None

@@ -41,10 +41,9 @@ def restore_optimizer_state(
 
 
 def _follow_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Drop velocities that are used no more, and begin those that a fork has asked for.
+    """Drop velocities that are no longer used, and add those that a fork has turned on.
 
-    Mean squares are the same with momentum and without; only torch's RMSprop, where it has them,
-    takes for granted that there is a velocity beside them.
+    torch's RMSprop expects a velocity wherever it finds mean squares and has a momentum.
     """
     for group in (group for group in optimizer.param_groups if "momentum" in group):
         for state in (optimizer.state.get(weight, {}) for weight in group["params"]):
