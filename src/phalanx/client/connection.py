@@ -12,6 +12,7 @@ from http.client import (
     HTTPException,
     HTTPResponse,
     HTTPSConnection,
+    IncompleteRead,
     RemoteDisconnected,
 )
 from typing import Any
@@ -42,6 +43,7 @@ _FAILURES = (  # the first kind that fits
         f"{{place}} sends an answer of more than {format_bytes(_MOST_BYTES)}, which does not look "
         "like an inference server",
     ),
+    (IncompleteRead, "{place} closed the connection in the middle of an answer"),
     (HTTPException, "{place} does not speak HTTP ({kind})"),
 )
 
