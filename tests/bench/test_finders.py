@@ -279,7 +279,7 @@ def test_a_host_without_room_is_known_before_it_is_tried():
 
 def test_a_host_that_runs_full_gives_its_largest_size(tiny, monkeypatch, capsys):
     free = iter([256 * GIB, 256 * GIB, *[1] * 20])  # the process itself counts as well
-    monkeypatch.setattr("phalanx.bench.batch_size_finder.free_memory", lambda: next(free))
+    monkeypatch.setattr("phalanx.bench.batch_size_finder.read_free_memory", lambda: next(free))
     monkeypatch.setattr("phalanx.bench.batch_size_finder._memory_now", lambda device: 0)
     told = ask(capsys, "find", "batch-size", *tiny, "--seconds=0.01")
     assert told["largest"] == 16

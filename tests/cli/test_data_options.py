@@ -129,7 +129,7 @@ def test_scoring_takes_the_share_it_is_told(photos):
         settings = read_with_data(None, flags)
         plan, _ = plan_run(settings)
         with Loader(build_input_spec(settings.config, plan), workers=0) as loader:
-            return next(iter(loader.evaluation(8))).pixels
+            return next(iter(loader.evaluation_batches(8))).pixels
 
     assert not np.array_equal(scored("0.875"), scored("1"))
 

@@ -17,7 +17,7 @@ from phalanx.data.formats.decode import BadImage
 from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
 from phalanx.data.loading.loader import Loader
 from phalanx.data.loading.opened_rows import is_gpu_decodable
-from phalanx.data.loading.stage_rates import Rate, describe_bottleneck, time_stages
+from phalanx.data.loading.stage_rates import StageRate, describe_bottleneck, time_stages
 from phalanx.engine.checkpoint_store import find_best, newest_checkpoint
 from phalanx.engine.state import TrainState, hash_weights
 from phalanx.kernels.rounding import COUNTS
@@ -119,7 +119,7 @@ def _describe_input(session: Session) -> InputNote | None:
             images_per_second_needed=needed,
             stages={},
         )
-    stages: list[Rate] = []
+    stages: list[StageRate] = []
     with suppress(BadImage):  # a file was deleted: the summary does without this part
         stages = list(time_stages(feed.loader.reader("train"), _SECONDS, _SAMPLES))
     if not stages:

@@ -15,7 +15,7 @@ from phalanx.assemble.torch_setup import prepare_torch
 from phalanx.bench.synthetic_steps import build_synthetic_step
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
-from phalanx.data.loading.cache import free_memory
+from phalanx.data.loading.cache import read_free_memory
 from phalanx.data.loading.stage_rates import measure_rate
 from phalanx.errors import ConfigError, is_out_of_memory
 from phalanx.plan.plan import Plan
@@ -92,7 +92,7 @@ def find_batch_size(
         trial = BatchSizeTrial(size=size)
         if device.type != "cuda":
             kept = _memory_now(device) - before  # what earlier trials left is used again
-            trial = replace(trial, problem=explain_no_room(size, trials, free_memory() + kept))
+            trial = replace(trial, problem=explain_no_room(size, trials, read_free_memory() + kept))
         if not trial.problem:
             rate, peak = _try_size(settings.config, plan, device, size=size, seconds=seconds)
             trial = replace(trial, problem="out of memory")

@@ -12,7 +12,12 @@ from phalanx.assemble.session import Session
 from phalanx.assemble.summarise import could_decode_on_gpu
 from phalanx.bench.synthetic_steps import build_synthetic_step, synchronise
 from phalanx.config.read import Settings
-from phalanx.data.loading.stage_rates import Rate, describe_bottleneck, measure_rate, time_stages
+from phalanx.data.loading.stage_rates import (
+    StageRate,
+    describe_bottleneck,
+    measure_rate,
+    time_stages,
+)
 from phalanx.errors import ConfigError
 from phalanx.plan.machine import count_cores
 from phalanx.plan.plan import Plan
@@ -25,7 +30,7 @@ _WARM_UP_BATCHES = 4
 class Feeding:
     """What was measured, and what it means."""
 
-    stages: list[Rate]  # each alone, on one core
+    stages: list[StageRate]  # each alone, on one core
     one_worker: float  # images/s on the device, normalised, with one process
     workers: int  # 0 if the device makes the images itself
     all_workers: float  # with all of them
@@ -88,8 +93,10 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
 
         stages = [
             *time_stages(loader.reader("train"), seconds / 4),
-            Rate("collate", measure_rate(collate, seconds / 4), "images assembled into a batch"),
-            Rate("copy", measure_rate(copy, seconds / 4), f"bytes to {device}, normalised"),
+            StageRate(
+                "collate", measure_rate(collate, seconds / 4), "images assembled into a batch"
+            ),
+            StageRate("copy", measure_rate(copy, seconds / 4), f"bytes to {device}, normalised"),
         ]
         one, every = (
             _time_batches(session, replace(plan, workers=count), seconds) for count in (1, workers)

@@ -98,7 +98,7 @@ def _write_images(args: ParsedArgs, folder: Path) -> list[str]:
     """Files of the images to send: those named, else the run's own, else made up."""
     from phalanx.client.images import collect_files, collect_validation
 
-    limits = args.read_reading().limits
+    limits = args.read_source_options().limits
     if args["images"]:
         found = collect_files(args["images"], labels=None, limits=limits)
     elif Path(args["model"]).is_dir():

@@ -13,7 +13,7 @@ from phalanx.report.terminal import drawing_stream
 from phalanx.units import format_count, format_seconds
 
 if TYPE_CHECKING:
-    from phalanx.data.convert.source_splits import Reading
+    from phalanx.data.convert.source_splits import SourceOptions
     from phalanx.data.verify.verify import ImageLocation, VerifyResult
 
 _SHOWN = 5
@@ -38,23 +38,23 @@ def _verify_data(args: ParsedArgs) -> int:
     """Check every image; the exit code is 0 when nothing is wrong."""
     args.refuse_problems()
     from phalanx.data.verify.manifest import save_manifest
-    from phalanx.data.verify.verify import verify
+    from phalanx.data.verify.verify import verify_dataset
 
     if not args["dir"]:
         raise ConfigError("say which folder to check: phalanx data verify DIR")
     root, began = Path(args["dir"]).expanduser(), time.monotonic()
     out = _read_out(args["--out"])
-    reading = args.read_reading()
-    result = verify(
+    source_options = args.read_source_options()
+    result = verify_dataset(
         root,
-        reading=reading,
+        source_options=source_options,
         workers=read_number(args, "--workers"),
         on_progress=ImageProgress("checked"),
     )
     elapsed = time.monotonic() - began
     save_manifest(root, result.manifest, result.fingerprints)
     if out is not None:
-        _write_page(out, root, result, reading)
+        _write_page(out, root, result, source_options)
     args.print_result(result.to_json(), lambda: _print_result(result, elapsed, out))
     return DataError.exit_code if result.wrong else 0
 
@@ -69,13 +69,15 @@ def _read_out(text: str | None) -> Path | None:
     return path
 
 
-def _write_page(out: Path, root: Path, result: "VerifyResult", reading: "Reading") -> None:
+def _write_page(
+    out: Path, root: Path, result: "VerifyResult", source_options: "SourceOptions"
+) -> None:
     """The page with pictures of what was found."""
     from phalanx.data.convert.source_splits import find_source_splits
     from phalanx.data.formats.decode import BadImage, Pixels
     from phalanx.report.verify_page import write_verify_page
 
-    sources = {split.name: split.source for split in find_source_splits(root, reading)}
+    sources = {split.name: split.source for split in find_source_splits(root, source_options)}
 
     def read_pixels(split: str, number: int) -> Pixels | None:
         try:

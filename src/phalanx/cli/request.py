@@ -131,7 +131,9 @@ def _collect(args: ParsedArgs) -> "RequestImages":
 
     if args["images"]:
         labels = Path(args["--labels"]) if args["--labels"] else None
-        return collect_files(args["images"], labels=labels, limits=args.read_reading().limits)
+        return collect_files(
+            args["images"], labels=labels, limits=args.read_source_options().limits
+        )
     if args["--labels"]:
         raise ConfigError("--labels: no image is named; validation data has labels of its own")
     if _is_exported(args["--serve"]):

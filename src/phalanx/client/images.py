@@ -43,7 +43,7 @@ class RequestImages:
         try:
             return self.names[place], self.read_file(place)
         except BadImage as bad:
-            raise NoAnswer(bad.why) from None
+            raise NoAnswer(bad.reason) from None
 
     def find_labels(self, classes: Sequence[str]) -> Sequence[str | None]:
         """The class of each image; of folders, only those that are called like a class.

@@ -97,7 +97,7 @@ class ImagePreparer:
             try:
                 self.read(image, pixels[place])
             except BadImage as bad:
-                problems[place] = bad.why
+                problems[place] = bad.reason
                 return
             if not self._as_bytes:
                 self.normaliser.write(pixels[place], rows[place])

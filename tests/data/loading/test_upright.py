@@ -68,7 +68,10 @@ def spec_of(root, data="tar"):
 def batches(root, data="tar"):
     with Loader(spec_of(root, data), workers=0) as loader:
         [[step]] = loader.steps_from(0, 1, micro_batch=COUNT)
-        return [step.pixels.copy(), *(batch.pixels.copy() for batch in loader.evaluation(COUNT))]
+        return [
+            step.pixels.copy(),
+            *(batch.pixels.copy() for batch in loader.evaluation_batches(COUNT)),
+        ]
 
 
 @pytest.fixture(scope="module")

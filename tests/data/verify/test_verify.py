@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from phalanx.data.convert.build import BuildOptions, build
+from phalanx.data.convert.build import BuildOptions, build_dataset
 from phalanx.data.convert.sample import Sample
 from phalanx.data.verify.near_duplicates import find_near_duplicates, group_equal, group_pairs
 from phalanx.data.verify.verify import (
@@ -19,7 +19,7 @@ from phalanx.data.verify.verify import (
     OUT_OF_RANGE,
     SHARED,
     compute_manifest,
-    verify,
+    verify_dataset,
 )
 from phalanx.errors import DataError
 from phalanx.report.verify_page import render_page
@@ -33,7 +33,7 @@ def photos(tmp_path):
 
 
 def look(root):
-    return verify(root, workers=1)
+    return verify_dataset(root, workers=1)
 
 
 def found(result):
@@ -146,7 +146,7 @@ def test_a_label_beyond_the_classes_is_told(tmp_path):
 def test_the_manifest_follows_the_content_and_not_the_form(photos, tmp_path):
     first = look(photos).manifest
     for to in ("tar", "tfrecord", "packed", "folder"):
-        build(photos, tmp_path / to, BuildOptions(to=to), workers=1)
+        build_dataset(photos, tmp_path / to, BuildOptions(to=to), workers=1)
         assert look(tmp_path / to).manifest == first
     (photos / "train/cat/cat 000.jpg").rename(photos / "train/cat/first.jpg")
     renamed = look(photos).manifest
@@ -166,7 +166,7 @@ def test_the_manifest_does_not_follow_the_order():
 def test_processes_find_the_same(photos):
     write_photos(photos, {"train": 20, "val": 8})
     shutil.copy(photos / "train/cat/cat 002.jpg", photos / "val/cat/copy.jpg")
-    assert verify(photos, workers=2) == verify(photos, workers=1)
+    assert verify_dataset(photos, workers=2) == verify_dataset(photos, workers=1)
 
 
 def test_what_is_handed_out_is_to_be_built_first(tmp_path):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from phalanx.catalog.datasets import NEWEST_LISTING_RULE as NEWEST_RULE
 from phalanx.data.layouts.image_files import (
+    has_images,
     has_loose_images,
-    holds_images,
     list_folders,
 )
 from phalanx.data.layouts.prefixes import has_prefixes
@@ -135,7 +135,7 @@ def _are_deep_classes(root: Path, names: Sequence[str]) -> bool:
     They are if one of them has images directly in it, or if all have the same structure: one
     folder each, or folders of the same names.
     """
-    if not all(holds_images(root / name) for name in names[:_FOLDERS_TRIED]):
+    if not all(has_images(root / name) for name in names[:_FOLDERS_TRIED]):
         return False
     if any(not find_split_folders(root / name).flat for name in names):
         return False

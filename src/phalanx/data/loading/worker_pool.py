@@ -223,7 +223,7 @@ class WorkerPool:
         answered.answer = answer
         if "error" not in answer:
             problems = self._problems[answered.message["split"]]
-            problems.bad.update(answer["bad"])
+            problems.bad_images.update(answer["bad"])
             problems.notes.update(answer["notes"])
             indices = answer["contents"][0]
             problems.checksums.update(zip(indices, answer["checksums"], strict=True))

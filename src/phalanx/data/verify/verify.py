@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.convert.source_splits import (
-    AS_IT_LIES,
+    DEFAULT_SOURCE_OPTIONS,
     TASK_IMAGES,
     Progress,
-    Reading,
+    SourceOptions,
     SourceSplit,
     choose_workers,
     find_source_splits,
     make_tasks,
 )
-from phalanx.data.formats.detect import count_ignored, describe_found
+from phalanx.data.formats.detect import count_ignored, describe_data_layout
 from phalanx.data.formats.imagenet import SEQUENTIAL_FORMATS
 from phalanx.data.process_pool import ProcessPool
 from phalanx.data.verify.image_checks import (
@@ -107,15 +107,15 @@ def describe_problems(wrong: int) -> str:
     return words.get(wrong, f"{wrong:,} problems found")
 
 
-def verify(
+def verify_dataset(
     root: Path,
     *,
-    reading: Reading = AS_IT_LIES,
+    source_options: SourceOptions = DEFAULT_SOURCE_OPTIONS,
     workers: int | None = None,
     on_progress: Progress = lambda *_: None,
 ) -> VerifyResult:
     """Check every image of both splits of the dataset in a folder."""
-    splits = find_source_splits(root, reading)
+    splits = find_source_splits(root, source_options)
     data, classes = splits[0].data, splits[0].classes
     if data in SEQUENTIAL_FORMATS:
         raise DataError(
@@ -143,7 +143,7 @@ def verify(
         ],
         manifest=compute_manifest(classes, checks["identity"]),
         fingerprints={split.name: split.source.fingerprint() for split in splits},
-        layout=describe_found(data, splits[0].folder, reading.layout),
+        layout=describe_data_layout(data, splits[0].folder, source_options.layout),
         ignored=count_ignored(split.source for split in splits),
     )
 
