@@ -181,7 +181,7 @@ def export(
 def report(run: PathLike) -> Path:
     """Remake a run's report.html; its path."""
     from phalanx.report.folder import open_run
-    from phalanx.report.page import write_report
+    from phalanx.report.report_page import write_report
 
     return write_report(open_run(_path(run)))
 

@@ -23,7 +23,7 @@ from phalanx.engine.state import TrainState, hash_weights
 from phalanx.kernels.rounding import COUNTS
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
-from phalanx.report.environment import describe_environment
+from phalanx.report.environment import collect_environment
 from phalanx.report.records import read_averaged_top1, read_scores
 from phalanx.report.summary import BestScore, InputNote, Numerics, Summary
 
@@ -169,5 +169,5 @@ def gather_run_facts(prepared: PreparedRun, session: Session) -> dict[str, Any]:
         "data_manifest": prepared.dataset.manifest,
         "global_batch": prepared.plan.global_batch,
         "plan": prepared.plan.facts(),
-        "code": describe_environment(),
+        "code": collect_environment(),
     }

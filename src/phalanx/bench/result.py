@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from statistics import fmean, median
 from typing import Any
 
-from phalanx.report.environment import describe_environment
+from phalanx.report.environment import collect_environment
 
 _MOST_SPREAD = 0.10  # of the rates of blocks, for a result to be trusted
 _FEWEST_BLOCKS = 3  # below that a spread says nothing
@@ -127,9 +127,9 @@ class BenchResult:
         }
 
 
-def describe_bench_environment(device: str) -> dict[str, Any]:
+def collect_bench_environment(device: str) -> dict[str, Any]:
     """Where and with what a benchmark ran; device: what the device calls itself."""
-    found = describe_environment()
+    found = collect_environment()
     return {
         "commit": found["commit"],
         "phalanx": found["phalanx version"],

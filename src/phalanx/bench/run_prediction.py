@@ -27,7 +27,7 @@ from phalanx.engine.train import UNTIMED_STEPS
 from phalanx.errors import DiskError, DivergedError
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
-from phalanx.report.environment import describe_environment
+from phalanx.report.environment import collect_environment
 
 _WARM_UP, _SCORING = 0.3, 0.2  # at most this share of the seconds; the rest is for steps
 _BLOCK_S = 0.25  # of steps: waiting for a GPU after each one would slow it down
@@ -137,7 +137,7 @@ def predict_run(
     rest = sum(parts.values()) - parts["steps"]
     return RunPrediction(
         seconds=seconds,
-        measured_on={**describe_environment(), "device": device or plan.device},
+        measured_on={**collect_environment(), "device": device or plan.device},
         plan=counts,
         start_s=start_s,
         steps=steps,

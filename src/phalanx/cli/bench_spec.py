@@ -301,10 +301,10 @@ def _start_run(
     """A run without results, or the one that was stopped in the same folder."""
     from phalanx.benchmarks.results import SpecRun, read_results
     from phalanx.benchmarks.runner import find_difference
-    from phalanx.report.environment import describe_environment
+    from phalanx.report.environment import collect_environment
 
     began = datetime.now(UTC).isoformat(timespec="seconds")
-    facts = describe_environment()
+    facts = collect_environment()
     where = {name: facts[name] for name in ("commit", "processor", "cores")}
     where |= {name: facts[f"{name} version"] for name in ("torch", "python", "phalanx")}
     run = SpecRun(args.line, specs, began, where, len(variants))

@@ -21,7 +21,7 @@ from phalanx.errors import (
     is_out_of_memory,
 )
 from phalanx.plan.world import World
-from phalanx.report.terminal import ReaderLeft
+from phalanx.report.terminal import OutputClosed
 from phalanx.units import format_bytes
 
 _NAME = "phalanx-traceback"
@@ -47,7 +47,7 @@ def bug_reports(folder: Path | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except (UserError, Stopped, FailedElsewhere, Bug, ReaderLeft):
+    except (UserError, Stopped, FailedElsewhere, Bug, OutputClosed):
         raise
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps it in __set_name__

@@ -147,9 +147,9 @@ def _write_plot(out: Path, sweep: "LrSweep", *, title: str) -> None:
 def _draw_page(sweep: "LrSweep", *, title: str) -> str:
     """A page that needs no other file."""
     from phalanx.report.html import render_html
-    from phalanx.report.plots import PALE, TRAIN, VALID, draw_svg
+    from phalanx.report.plots import PALE_COLOR, TRAIN_COLOR, VALID_COLOR, draw_svg
 
-    ink = {"pale": PALE, "line": TRAIN, "mark": VALID}
+    ink = {"pale": PALE_COLOR, "line": TRAIN_COLOR, "mark": VALID_COLOR}
     svg = draw_svg(lambda axes: _paint_curve(axes, sweep, ink), label="loss by learning rate")
     return render_html(
         "find_lr.html",

@@ -28,7 +28,7 @@ from phalanx.launch.lines import LAUNCHERS, RankCommand, write_lines, write_prob
 from phalanx.launch.run import refuse_missing_programs, refuse_unreachable, run_lines
 from phalanx.launch.words import LaunchWords, split_words
 from phalanx.plan.pipeline import count_stages, plan_pipeline
-from phalanx.report.terminal import clean, raw_stream, silence
+from phalanx.report.terminal import clean, discard_output, raw_stream
 from phalanx.units import format_plural
 
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ def _start(launcher: str, rank_command: RankCommand, *, dry_run: bool) -> int:
             try:
                 print(clean(f"[{host}] {text}" if tags else text), file=stream, flush=True)
             except OSError:  # nobody listens any more, and the ranks go on in silence
-                silence(stream)
+                discard_output(stream)
 
     def say(text: str) -> None:
         if text:

@@ -17,7 +17,7 @@ from phalanx.errors import (
     suggest,
 )
 from phalanx.plan.world import is_first_rank
-from phalanx.report.terminal import ReaderLeft, cleaned_output
+from phalanx.report.terminal import OutputClosed, clean_output
 from phalanx.signals import Interrupted, interrupting
 
 COMMANDS = {  # name: (module, what it does)
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_to_exit_code(name: str | None, words: list[str]) -> int:
     """Run one command, and turn whatever it raises into a message and a code."""
     try:
-        with cleaned_output(), bug_reports():
+        with clean_output(), bug_reports():
             return run_command(name, words)
     except OutOfMemory as error:
         _print_error(name, f"{error}; {describe_less_memory(_find_flags(name))}")
@@ -97,13 +97,13 @@ def _run_to_exit_code(name: str | None, words: list[str]) -> int:
     except (UserError, Stopped, Bug) as error:
         _print_error(name, str(error))
         return error.exit_code
-    except ReaderLeft:
+    except OutputClosed:
         return 0
 
 
 def _print_error(name: str | None, message: str) -> None:
     """Say how a command ended; where nobody can be told, the exit code must do."""
-    with suppress(UserError), cleaned_output():
+    with suppress(UserError), clean_output():
         print(f"phalanx {name or ''}".rstrip() + f": {message}", file=sys.stderr)
 
 

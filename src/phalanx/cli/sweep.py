@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 from phalanx.catalog.plugins import format_plugin_flag, loaded_plugins
 from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.errors import CheckpointError, ConfigError, DivergedError
-from phalanx.report.terminal import clean, raw_stream, silence
+from phalanx.report.terminal import clean, discard_output, raw_stream
 
 if TYPE_CHECKING:
     from phalanx.sweep.runner import SweepOutput
@@ -112,7 +112,7 @@ def _write(text: str, stream: TextIO) -> None:
     try:
         print(text, end="", file=raw_stream(stream), flush=True)
     except OSError:
-        silence(raw_stream(stream))
+        discard_output(raw_stream(stream))
 
 
 def _show_result(state: "SweepState") -> None:

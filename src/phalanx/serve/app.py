@@ -19,11 +19,11 @@ from phalanx.serve.docs_page import build_docs_page
 from phalanx.serve.inference_protocol import InferenceProtocol
 from phalanx.serve.metrics import CONTENT_TYPE
 from phalanx.serve.openapi import build_openapi
-from phalanx.serve.page import build_model_route
-from phalanx.serve.page import routes as page_routes
 from phalanx.serve.predict_api import PredictApi
 from phalanx.serve.service import RECORD_KEY, REFUSED_KEY, RequestRecord, Service, to_json
 from phalanx.serve.tensorflow_api import TensorflowApi
+from phalanx.serve.web_page import build_model_route
+from phalanx.serve.web_page import routes as page_routes
 
 _LOGGER = logging.getLogger("phalanx.serve")
 _OPEN = ("/health", "/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs")

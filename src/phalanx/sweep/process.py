@@ -15,7 +15,7 @@ from pathlib import Path
 from phalanx.disk import disk_errors, try_lock
 from phalanx.errors import CheckpointError
 from phalanx.report.folder import is_run_folder, read_json_object
-from phalanx.report.records import SCORE_FIELDS, VALIDATION, damage_errors
+from phalanx.report.records import SCORE_FIELDS, VALIDATION_FILE, damage_errors
 from phalanx.sweep.schema import PLUGIN, SweepFile
 from phalanx.sweep.state import Point, Trial
 
@@ -118,10 +118,10 @@ def _interrupt_leftover(trial: Trial, log: Path) -> bool:
 def read_points(run: Path, goal: str) -> list[Point]:
     """The validations of a run so far, from validation.csv, without an incomplete last line."""
     try:
-        content = (run / VALIDATION).read_bytes()
+        content = (run / VALIDATION_FILE).read_bytes()
     except FileNotFoundError:
         return []
-    with damage_errors(run / VALIDATION):
+    with damage_errors(run / VALIDATION_FILE):
         whole = content[: content.rfind(b"\n") + 1].decode().splitlines()
         return [
             Point(

@@ -26,7 +26,7 @@ from phalanx.errors import (
     UserError,
 )
 from phalanx.report.folder import is_run_folder, open_run
-from phalanx.report.page import write_report
+from phalanx.report.report_page import write_report
 from phalanx.signals import StopRequest, listening
 from phalanx.sweep.page import render_page
 from phalanx.sweep.process import (

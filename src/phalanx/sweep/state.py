@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from phalanx.disk import disk_errors, sync_folder, write_atomically
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.report.folder import format_value, read_json_object, to_json
-from phalanx.report.records import json_number
+from phalanx.report.records import to_json_number
 from phalanx.sweep.schema import SweepFile, Values
 
 _FORMAT = 1  # raise it when sweep.json changes, and teach `load_sweep` the older form
@@ -170,11 +170,11 @@ class SweepState:
 def _trial_facts(trial: Trial) -> dict[str, Any]:
     """A trial, for JSON, which cannot represent non-finite numbers."""
     facts = asdict(trial)
-    facts["score"] = json_number(trial.score)
+    facts["score"] = to_json_number(trial.score)
     facts["epochs"] = trial.epochs
     for point in facts["points"]:
-        point["score"] = json_number(point["score"])
-    facts["rungs"] = trial.rungs and {k: json_number(v) for k, v in trial.rungs.items()}
+        point["score"] = to_json_number(point["score"])
+    facts["rungs"] = trial.rungs and {k: to_json_number(v) for k, v in trial.rungs.items()}
     return facts
 
 
