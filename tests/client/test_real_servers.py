@@ -8,7 +8,7 @@ import time
 import pytest
 
 from phalanx.client.connection import parse_address
-from phalanx.client.load import LoadOptions, send_images
+from phalanx.client.load_generator import LoadOptions, send_images
 from phalanx.client.load_process import LoadJob, measure_load
 from phalanx.client.served_model import find_model
 from phalanx.client.server_process import open_server

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from phalanx.client.connection import Connection, NoAnswer, parse_address
+from phalanx.client.connection import Connection, RequestFailed, parse_address
 from phalanx.client.images import collect_validation
-from phalanx.client.load import LoadOptions, send_images
+from phalanx.client.load_generator import LoadOptions, send_images
 from phalanx.client.protocols import ServedModel
-from phalanx.client.results import describe_latency, describe_result
+from phalanx.client.results import summarize_latency, summarize_result
 from phalanx.errors import ConfigError
 from scripted_http_server import CLASSES, REFUSAL, answer_well, serve, to_json
 
@@ -140,7 +140,7 @@ def test_a_problem_beside_good_answers_is_counted_as_unreadable(server):
 def test_a_file_that_cannot_be_read_is_not_sent(server):
     def read_some(place):
         if place == 1:
-            raise NoAnswer("Permission denied")
+            raise RequestFailed("Permission denied")
         return read(place)
 
     options = LoadOptions(batch_size=3)
@@ -184,7 +184,7 @@ def test_a_server_that_is_gone_is_named():
         place = f"127.0.0.1:{free.getsockname()[1]}"
     result = send_images(parse_address(place), MODEL, 3, read, options=LoadOptions())
     assert dict(result.failures) == {f"{place} refused the connection": 3}
-    assert describe_result(result)["latency_ms"] == {"p50": None, "p95": None, "p99": None, "n": 0}
+    assert summarize_result(result)["latency_ms"] == {"p50": None, "p95": None, "p99": None, "n": 0}
 
 
 def test_a_connection_that_was_closed_while_it_rested_is_opened_again(server):
@@ -209,7 +209,7 @@ def test_a_bug_in_a_thread_ends_the_whole_load(server, per_thread):
 
 
 def test_percentiles_need_enough_requests(server):
-    latency = describe_latency(send(server, 50))
+    latency = summarize_latency(send(server, 50))
     assert latency["p50"] <= latency["p95"] <= latency["max"] and latency["p99"] is None
     assert latency["n"] == 50 and latency["min"] > 0
 

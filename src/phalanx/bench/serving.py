@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from phalanx.bench.result import BenchResult, collect_bench_environment
 from phalanx.client.connection import parse_address
-from phalanx.client.load import LoadOptions
+from phalanx.client.load_generator import LoadOptions
 from phalanx.client.load_process import LoadJob, LoadTimes, measure_load
 from phalanx.client.served_model import find_model, read_api_key
 from phalanx.client.server_process import open_server

@@ -17,7 +17,7 @@ from phalanx.units import format_plural
 if TYPE_CHECKING:
     from phalanx.client.connection import ServerAddress
     from phalanx.client.images import RequestImages
-    from phalanx.client.load import LoadOptions, LoadResult
+    from phalanx.client.load_generator import LoadOptions, LoadResult
 
 _PROTOCOLS = ("predict", "tensorflow", "v2")
 _IN_FLIGHT = 16  # requests of a thread with --use-async
@@ -110,7 +110,7 @@ def _read_options(args: ParsedArgs) -> "LoadOptions":
         raise ConfigError(
             f"--protocol {args['--protocol']}: {suggest(args['--protocol'], _PROTOCOLS)}"
         )
-    from phalanx.client.load import LoadOptions
+    from phalanx.client.load_generator import LoadOptions
 
     wanted = args["--num-images"]
     most_threads = _MOST_CONNECTIONS // _IN_FLIGHT if args["--use-async"] else _MOST_THREADS
@@ -181,8 +181,8 @@ def _request(
     args: ParsedArgs, address: "ServerAddress", images: "RequestImages", options: "LoadOptions"
 ) -> int:
     """Send the images to a server that is there, and print what came back."""
-    from phalanx.client.load import send_images
-    from phalanx.client.results import describe_accuracy, describe_result
+    from phalanx.client.load_generator import send_images
+    from phalanx.client.results import summarize_accuracy, summarize_result
     from phalanx.client.served_model import find_model
 
     model = find_model(address, name=args["--name"], timeout_s=options.timeout_s)
@@ -206,8 +206,8 @@ def _request(
         "protocol": options.protocol,
         "batch_size": options.batch_size,
         "connections": options.connections,
-        **describe_result(result),
-        "accuracy": describe_accuracy(result, labels),
+        **summarize_result(result),
+        "accuracy": summarize_accuracy(result, labels),
     }
     if args["--json"]:
         print(json.dumps({**facts, "predictions": _list_predictions(images, labels, result)}))
