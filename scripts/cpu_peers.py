@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from phalanx.assemble.dataset_summary import plan_run
 from phalanx.assemble.score import open_untrained
 from phalanx.assemble.session import Session
-from phalanx.bench.paired import measure_pairs
+from phalanx.bench.paired_ratio import measure_pairs
 from phalanx.bench.result import collect_bench_environment
 from phalanx.bench.synthetic_steps import build_synthetic_step
 from phalanx.config.read import read_settings

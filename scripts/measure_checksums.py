@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from phalanx.bench.paired import measure_pairs
+from phalanx.bench.paired_ratio import measure_pairs
 from phalanx.cli.main import main as phalanx
 from phalanx.data.formats import packed
 from phalanx.data.formats.index import IndexedSource

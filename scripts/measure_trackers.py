@@ -21,7 +21,7 @@ from time import perf_counter
 from phalanx.assemble.prepare import prepare_new
 from phalanx.assemble.train import open_training
 from phalanx.bench.overhead import _phalanx_block
-from phalanx.bench.paired import measure_pairs
+from phalanx.bench.paired_ratio import measure_pairs
 from phalanx.config.read import read_settings
 from phalanx.trackers.choice import choose_trackers
 from phalanx.trackers.processes import Trackers, tracking

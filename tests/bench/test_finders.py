@@ -19,7 +19,7 @@ from phalanx.bench.batch_size_finder import (
     search_sizes,
 )
 from phalanx.bench.lr_finder import ExplosionDetector, analyse_sweep, smooth_losses
-from phalanx.bench.paired import Ratio
+from phalanx.bench.paired_ratio import PairedRatio
 from phalanx.cli.bench import print_cost
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
@@ -346,8 +346,8 @@ def test_the_cost_of_determinism_is_told_with_pairs_and_interval(tiny, capsys):
 
 
 def test_the_cost_of_determinism_is_told_to_people(capsys):
-    ratio = Ratio((9.0, 8.0, 10.0), (10.0, 10.0, 10.0))
-    print_cost(determinism.Cost(ratios={"strict": ratio}, device="cpu", steps=2))
+    ratio = PairedRatio((9.0, 8.0, 10.0), (10.0, 10.0, 10.0))
+    print_cost(determinism.DeterminismCost(ratios={"strict": ratio}, device="cpu", steps=2))
     said = capsys.readouterr().out
     assert said.startswith("strict       9.00 steps/s, off 10.00: ratio 0.9000, 95 % interval 0.8")
     assert "(n=3 pairs of blocks of 2 steps)" in said

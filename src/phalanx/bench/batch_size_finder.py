@@ -24,7 +24,7 @@ from phalanx.units import format_bytes
 _LEAST_SIZE = 2
 _FIRST_SIZE = 8
 _GRAIN = 16  # the largest size is found to this part of itself
-SHARE_OF_FREE = 0.9  # of the host's memory; the rest is for everybody else
+FREE_MEMORY_FRACTION = 0.9  # of the host's memory; the rest is for everybody else
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ def explain_no_room(size: int, trials: Sequence[BatchSizeTrial], free: int) -> s
         return ""
     (less, low), (more, high) = known[-2:] if len(known) > 1 else ((0, 0), known[0])
     needed = high + max(0, high - low) * (size - more) // (more - less)
-    if needed <= SHARE_OF_FREE * free:
+    if needed <= FREE_MEMORY_FRACTION * free:
         return ""
     return f"not tried: needs about {format_bytes(needed)}, {format_bytes(free)} are free"
 

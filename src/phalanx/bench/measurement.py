@@ -30,7 +30,7 @@ class BenchJob:
     done: Callable[[int, int], None] = lambda block, blocks: None  # blocks measured, and all
 
 
-def make_room() -> None:
+def release_memory() -> None:
     """Free the memory of this process's last benchmark, and reset the peak."""
     gc.collect()  # states contain reference cycles
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

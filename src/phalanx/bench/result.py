@@ -91,7 +91,7 @@ class BenchResult:
         return found
 
     @property
-    def trusted(self) -> bool:
+    def is_trusted(self) -> bool:
         """Whether the figures are reliable."""
         return not self.problems
 
@@ -121,7 +121,7 @@ class BenchResult:
             "warmup_s": self.warmup_s,
             "measured_s": self.measured_s,
             "limit": self.limit,
-            "trusted": self.trusted,
+            "trusted": self.is_trusted,
             "problems": self.problems,
             "environment": dict(self.environment),
         }

@@ -27,7 +27,7 @@ _WARM_UP_BATCHES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Feeding:
+class LoadingRates:
     """What was measured, and what it means."""
 
     stages: list[StageRate]  # each alone, on one core
@@ -61,7 +61,7 @@ class Feeding:
         return {**values, "scaling": self.scaling, "verdict": self.verdict()}
 
 
-def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
+def measure_loading_rates(settings: Settings, *, seconds: float) -> LoadingRates:
     """Time the stages and the whole; the model on synthetic images of the same size."""
     plan, dataset = plan_run(settings)
     config = settings.config
@@ -103,7 +103,7 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
         )
         step = build_synthetic_step(config, plan)
         step()  # allocates the optimizer's state
-        return Feeding(
+        return LoadingRates(
             stages=stages,
             one_worker=one,
             workers=workers,
