@@ -27,7 +27,7 @@ from phalanx.units import format_plural, format_seconds
 
 if TYPE_CHECKING:
     from phalanx.benchmarks.results import SpecRun, VariantResult
-    from phalanx.benchmarks.runner import Progress
+    from phalanx.benchmarks.runner import BenchmarkProgress
     from phalanx.benchmarks.schema import BenchmarkVariant, Selection
 
 _REWRITE_S, _LOG_S = 0.5, 30.0  # between two lines of progress, on a terminal and in a log
@@ -138,7 +138,7 @@ def _list_options(words: Sequence[str]) -> frozenset[str]:
 
     Of one that `launch` or mpirun starts, it is what can be set in that.
     """
-    from phalanx.benchmarks.words import get_program
+    from phalanx.benchmarks.command_line import get_program
 
     found = _find_own_command(get_program(words))
     if found is None:
@@ -261,7 +261,7 @@ def _run_all(
 ) -> "SpecRun":
     """Run the commands; a signal ends the one that is at work, and keeps what is done."""
     from phalanx.benchmarks.results import write_results
-    from phalanx.benchmarks.runner import Observer, run_variants
+    from phalanx.benchmarks.runner import RunObserver, run_variants
 
     run = _start_run(args, variants, folder, specs)
     done = run.done
@@ -283,7 +283,7 @@ def _run_all(
                 variants,
                 run,
                 folder,
-                Observer(lambda progress: line.show(_describe_progress(progress)), end),
+                RunObserver(lambda progress: line.show(_describe_progress(progress)), end),
                 timeout_s=timeout_s,
                 stop_on_error=args["--stop-on-error"],
             )
@@ -318,9 +318,9 @@ def _start_run(
     return found
 
 
-def _describe_progress(progress: "Progress") -> str:
+def _describe_progress(progress: "BenchmarkProgress") -> str:
     """How far the benchmarks are, in a line."""
-    said = f": {progress.said[:_MOST_SAID]}" if progress.said else ""
+    said = f": {progress.last_line[:_MOST_SAID]}" if progress.last_line else ""
     elapsed = format_seconds(progress.elapsed_s)
     return f"[{progress.number}/{progress.count}] {progress.variant}, {elapsed}{said}"
 

@@ -24,7 +24,7 @@ from phalanx.data.convert.shard_writers import TarWriter, TFRecordWriter
 from phalanx.data.convert.source_splits import (
     DEFAULT_SOURCE_OPTIONS,
     ImageTask,
-    Progress,
+    OnProgress,
     SourceOptions,
     SourceSplit,
     choose_workers,
@@ -132,7 +132,7 @@ def build_dataset(
     source_options: SourceOptions = DEFAULT_SOURCE_OPTIONS,
     max_bad: str | None = None,
     workers: int | None = None,
-    on_progress: Progress = lambda *_: None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> dict[str, _SplitResult]:
     """Write the data in `src` to `out` in another format; returns what was done by split."""
     with out_errors(out, _AGAIN):
@@ -250,7 +250,7 @@ class _Build:
     pool: ProcessPool
     record: dict[str, Any]  # the contents of build.json
     max_bad: str | None
-    on_progress: Progress
+    on_progress: OnProgress
 
     def build_split(self, split: SourceSplit) -> _SplitResult:
         """Write one split; if images turn out to be bad, write it again without them."""

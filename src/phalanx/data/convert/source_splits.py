@@ -35,7 +35,7 @@ from phalanx.plan.machine import count_cores
 
 SPLITS = ("train", "valid")
 TASK_IMAGES = 16
-Progress = Callable[[str, int, int], object]  # called with split, images done, and total
+OnProgress = Callable[[str, int, int], object]  # called with split, images done, and total
 _DEFAULT_LAYOUT = LayoutOptions()
 _Numbers = Sequence[int] | NDArray[np.int64]
 

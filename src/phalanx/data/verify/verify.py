@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from phalanx.data.convert.source_splits import (
     DEFAULT_SOURCE_OPTIONS,
     TASK_IMAGES,
-    Progress,
+    OnProgress,
     SourceOptions,
     SourceSplit,
     choose_workers,
@@ -112,7 +112,7 @@ def verify_dataset(
     *,
     source_options: SourceOptions = DEFAULT_SOURCE_OPTIONS,
     workers: int | None = None,
-    on_progress: Progress = lambda *_: None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> VerifyResult:
     """Check every image of both splits of the dataset in a folder."""
     splits = find_source_splits(root, source_options)
@@ -171,7 +171,7 @@ class _AllImages:
 
 
 def _check_images(
-    splits: list[SourceSplit], pool: ProcessPool, on_progress: Progress
+    splits: list[SourceSplit], pool: ProcessPool, on_progress: OnProgress
 ) -> tuple[Checks, Reasons]:
     """The checks of every image of all splits."""
     checks, reasons, row = np.zeros(sum(split.images for split in splits), CHECK), Reasons(), 0
