@@ -53,7 +53,7 @@ from phalanx.report.summary import Summary, write_summary
 from phalanx.report.terminal import clean_name
 from phalanx.signals import StopRequest, listening
 from phalanx.trackers.choice import choose_trackers
-from phalanx.trackers.processes import Trackers, tracking
+from phalanx.trackers.processes import Trackers, track_run
 from phalanx.units import format_plural
 
 _IMAGES_SHOWN = 6
@@ -107,7 +107,7 @@ def train(
         _announce(training)
         if role.writes:
             shown = choose_trackers(prepared.config), training.console.print
-            stack.enter_context(tracking(training.trackers, prepared.run, *shown))
+            stack.enter_context(track_run(training.trackers, prepared.run, *shown))
         _run_loop(training, fit)
         training.session.state.settle()
         _collect_findings(training)
