@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.cli.command import (
     JSON_FLAG,
-    REGISTERED,
+    REGISTERED_COMMANDS,
     Argument,
     Command,
     ParsedArgs,
@@ -91,7 +91,7 @@ def _run(args: ParsedArgs) -> int:
     paths = list(dict.fromkeys(find_spec(name) for name in args["--spec"] or [None]))
     chosen = selection.choose(read_specs(paths))
     variants = [v for b in chosen for v in build_variants(b, selection, known=_list_options)]
-    _tell_left_out(selection, variants)
+    _check_settings(selection, variants)
     if args["--dry-run"]:
         return _list_variants(args, variants)
     folder = Path(args["--out"] or Path("bench-results") / time.strftime("%Y%m%d-%H%M%S"))
@@ -130,7 +130,7 @@ def _find_own_command(words: Sequence[str]) -> tuple[Command, Sequence[str]] | N
     if list(words[:1]) != ["phalanx"] or name is None:
         return None
     import_module(f"phalanx.cli.{COMMANDS[name][0]}")
-    return REGISTERED[name], rest
+    return REGISTERED_COMMANDS[name], rest
 
 
 def _list_options(words: Sequence[str]) -> frozenset[str]:
@@ -147,7 +147,7 @@ def _list_options(words: Sequence[str]) -> frozenset[str]:
     return frozenset([*found[0].options, *own])
 
 
-def _tell_left_out(selection: "Selection", variants: "list[BenchmarkVariant]") -> None:
+def _check_settings(selection: "Selection", variants: "list[BenchmarkVariant]") -> None:
     """Refuse what is set and no command has; note what only some have."""
     problems = []
     for name, text in selection.settings:
@@ -237,7 +237,7 @@ def _plan_command(args: ParsedArgs) -> None:
         read_untrained,
         refuse_no_path,
     )
-    from phalanx.cli.inputs import read_batch_sizes
+    from phalanx.cli.measurement_flags import read_batch_sizes
     from phalanx.cli.validate import read_target_name
 
     target = read_target_name(args)

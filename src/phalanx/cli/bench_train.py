@@ -11,7 +11,7 @@ from phalanx.bench.bottleneck import INPUT_KINDS
 from phalanx.catalog.datasets import DATASETS
 from phalanx.cli.bench_table import print_results
 from phalanx.cli.command import ALL_OPTIONS, PRESET_ARGS, Argument, ParsedArgs, command
-from phalanx.cli.inputs import MADE_UP_FLAGS, read_batch_sizes, read_made_up
+from phalanx.cli.measurement_flags import MADE_UP_FLAGS, read_batch_sizes, read_made_up
 from phalanx.cli.progress import ProgressLine
 from phalanx.cli.ranks import run_on_ranks
 from phalanx.cli.validate import (

@@ -176,7 +176,7 @@ class Command:
     takes_command: bool = False  # its words have another command in them
 
 
-REGISTERED: dict[str, Command] = {}  # the commands of the files imported so far
+REGISTERED_COMMANDS: dict[str, Command] = {}  # the commands of the files imported so far
 
 
 def command(
@@ -195,7 +195,7 @@ def command(
     """
 
     def register(run: _Run) -> _Run:
-        REGISTERED[name] = Command(
+        REGISTERED_COMMANDS[name] = Command(
             name, summary, arguments, usage, options, examples, run, takes_command
         )
         return run

@@ -43,7 +43,7 @@ def _verify_data(args: ParsedArgs) -> int:
     if not args["dir"]:
         raise ConfigError("say which folder to check: phalanx data verify DIR")
     root, began = Path(args["dir"]).expanduser(), time.monotonic()
-    out = _read_out(args["--out"])
+    out = _read_output_path(args["--out"])
     source_options = args.read_source_options()
     result = verify_dataset(
         root,
@@ -59,7 +59,7 @@ def _verify_data(args: ParsedArgs) -> int:
     return DataError.exit_code if result.wrong else 0
 
 
-def _read_out(text: str | None) -> Path | None:
+def _read_output_path(text: str | None) -> Path | None:
     """Where the page goes; None where none is asked for."""
     if text is None:
         return None

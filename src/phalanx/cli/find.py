@@ -52,7 +52,7 @@ def _find_lr(args: ParsedArgs) -> None:
     if low >= high:
         raise ConfigError(f"--from {low:g}: must be below --to {high:g}: the rate increases")
     steps = args.read_int("--steps", 10)
-    out = _read_out(args["--out"])
+    out = _read_output_path(args["--out"])
     from phalanx.bench.lr_finder import sweep_learning_rates
 
     progress = ProgressLine()
@@ -77,7 +77,7 @@ def _print_sweep(sweep: "LrSweep", *, total: int) -> None:
         print(f"{name:<15}{text}")
 
 
-def _read_out(text: str | None) -> Path | None:
+def _read_output_path(text: str | None) -> Path | None:
     """Where the plot goes, refused before any work is done for it."""
     if text is None:
         return None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 
-from phalanx.cli.crash import bug_reports, describe_less_memory
+from phalanx.cli.crash import describe_less_memory, report_bugs
 from phalanx.errors import (
     EXIT_LEFT_AT_ONCE,
     EXIT_STOPPED,
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_to_exit_code(name: str | None, words: list[str]) -> int:
     """Run one command, and turn whatever it raises into a message and a code."""
     try:
-        with clean_output(), bug_reports():
+        with clean_output(), report_bugs():
             return run_command(name, words)
     except OutOfMemory as error:
         _print_error(name, f"{error}; {describe_less_memory(_find_flags(name))}")
@@ -133,9 +133,9 @@ def run_command(name: str | None, words: list[str]) -> int:
         return _show_overview(words)
     module, _ = COMMANDS[name]
     import_module(f"phalanx.cli.{module}")
-    from phalanx.cli.command import REGISTERED, ParsedArgs, parse_args
+    from phalanx.cli.command import REGISTERED_COMMANDS, ParsedArgs, parse_args
 
-    command = REGISTERED[name]
+    command = REGISTERED_COMMANDS[name]
     own = words[: words.index("--")] if command.takes_command and "--" in words else words
     if any(word in ("--help", "-h") for word in own):
         from phalanx.cli.help import show_command_help
@@ -149,9 +149,9 @@ def run_command(name: str | None, words: list[str]) -> int:
 
 def _find_flags(name: str | None) -> set[str]:
     """The flags that a command takes, without their dashes."""
-    from phalanx.cli.command import REGISTERED
+    from phalanx.cli.command import REGISTERED_COMMANDS
 
-    command = REGISTERED.get(name or "")
+    command = REGISTERED_COMMANDS.get(name or "")
     if command is None:  # its own file could not be imported
         return set()
     return {*command.options, *(argument.name.lstrip("-") for argument in command.arguments)}

@@ -69,7 +69,7 @@ def port_configs(own: ParsedArgs, names: Sequence[str]) -> int:
     chosen = choose_entries(entries, names, source)
     matched = match_file(entries, own["--dialect"], source)
     folder = Path(own["--save"]) if own["--save"] else None
-    with _told_way_out(len(chosen)):
+    with _suggest_fewer_entries(len(chosen)):
         matched.refuse_problems(chosen)
         ported = [_port(entry, matched, own, folder or Path()) for entry in chosen]
     if folder:
@@ -94,7 +94,7 @@ def port_configs(own: ParsedArgs, names: Sequence[str]) -> int:
 
 
 @contextmanager
-def _told_way_out(count: int) -> Iterator[None]:
+def _suggest_fewer_entries(count: int) -> Iterator[None]:
     """A block in which one of several entries may be refused: the others can be ported alone."""
     try:
         yield

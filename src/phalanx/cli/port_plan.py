@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.catalog.models import MODELS
-from phalanx.cli.command import ALL_OPTIONS, REGISTERED, ParsedArgs, parse_args
+from phalanx.cli.command import ALL_OPTIONS, REGISTERED_COMMANDS, ParsedArgs, parse_args
 from phalanx.dialects.table import TARGET
 from phalanx.errors import DataError, UserError
 from phalanx.plan.pipeline import count_stages
@@ -39,7 +39,7 @@ def list_flags(name: str) -> Collection[str]:
     if name not in COMMANDS:
         return ALL_OPTIONS
     import_module(f"phalanx.cli.{COMMANDS[name][0]}")
-    found = REGISTERED[name]
+    found = REGISTERED_COMMANDS[name]
     return {*found.options, *(a.name.removeprefix("--") for a in found.arguments)}
 
 
@@ -101,7 +101,7 @@ def _parse_training(answer: Ported) -> ParsedArgs | None:
     environment = {**answer.command.variables, **os.environ}
     inner = answer.command.words
     inner = inner[inner.index("--") + 1 :] if inner[0] == "launch" else inner
-    return parse_args(REGISTERED["train"], expand_variables(inner[1:], environment))
+    return parse_args(REGISTERED_COMMANDS["train"], expand_variables(inner[1:], environment))
 
 
 def plan_ported(answer: Ported) -> PortedPlan:
