@@ -33,8 +33,8 @@ from phalanx.disk import write_atomically
 from phalanx.errors import ConfigError
 from phalanx.port.new_command import expand_variables
 from phalanx.port.old_command import is_old_command
-from phalanx.port.ported import Ported, port_line
-from phalanx.port.words import OldLine, read_text_lines, read_words
+from phalanx.port.ported_command import PortedCommand, port_line
+from phalanx.port.shell_text import OldLine, read_text_lines, read_words
 
 _MAX_BYTES = 2**20  # of a script
 
@@ -125,7 +125,7 @@ def _run(args: ParsedArgs) -> int:
     return 0
 
 
-def _port(line: OldLine, own: ParsedArgs) -> Ported:
+def _port(line: OldLine, own: ParsedArgs) -> PortedCommand:
     """The answer for one command, with what is not here."""
     overrides = {SPELLINGS[name]: text for name, text in own.flags.items()}
     answer = port_by_data(
@@ -223,7 +223,7 @@ def _read_script(path: Path) -> str:
         raise ConfigError(f"--file {path}: not UTF-8 text") from None
 
 
-def _save(name: str, answers: Sequence[Ported]) -> None:
+def _save(name: str, answers: Sequence[PortedCommand]) -> None:
     """Write the options of one training command."""
     path, answer = Path(name), answers[0]
     if len(answers) > 1 or answer.command.name != "train" or TARGET not in answer.command.flags:
@@ -238,7 +238,7 @@ def _save(name: str, answers: Sequence[Ported]) -> None:
     print(f"wrote {path}; train it with: {line}", file=sys.stderr)
 
 
-def _run_all(answers: Sequence[Ported]) -> int:
+def _run_all(answers: Sequence[PortedCommand]) -> int:
     """Run the new commands one after the other, up to the first that fails."""
     from phalanx.cli.main import find_command, run_command
 

@@ -24,7 +24,7 @@ from phalanx.errors import ConfigError
 from phalanx.port.config_file import OldEntry, choose_entries, read_config_file
 from phalanx.port.config_keys import MatchedFile, match_file
 from phalanx.port.new_command import NewCommand
-from phalanx.port.ported import Ported, port_entry
+from phalanx.port.ported_command import PortedCommand, port_entry
 
 _NOT_WITH_CONFIGS = {  # flags that are about commands: what to do instead
     "--run": "train with a preset: phalanx train --config FILE",
@@ -37,7 +37,7 @@ class _PortedEntry:
     """An entry as a preset."""
 
     name: str
-    answer: Ported
+    answer: PortedCommand
     plan: PortedPlan
     path: Path  # of the file that it is, or would be, written to
 
