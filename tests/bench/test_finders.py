@@ -191,7 +191,7 @@ def test_the_steepest_fall_is_where_it_is():
     assert found.suggested == found.steepest
     burst = analyse_sweep(rates[:65], [*losses[:64], float("nan")], exploded=True, steps=100)
     assert burst.suggested == burst.tenth == rates[64] / 10
-    assert burst.facts()["losses"][-1] is None and len(burst.smooth) == 64
+    assert burst.to_dict()["losses"][-1] is None and len(burst.smooth) == 64
 
 
 def test_chance_is_no_fall():

@@ -121,7 +121,7 @@ def test_energy_is_unknown_where_nobody_may_read_it(tmp_path, no_energy):
 
 
 def test_a_steady_result_is_believed_and_has_every_field():
-    facts = RESULT.facts()
+    facts = RESULT.to_dict()
     assert facts["images_per_second"] == 101 and facts["median"] == 101, "without the first rate"
     assert facts["per_device"] == 50.5 and facts["spread"] == pytest.approx(2 / 101)
     assert (facts["low"], facts["high"], facts["n"]) == (100, 102, 3)
@@ -146,7 +146,7 @@ def test_a_result_that_is_not_to_be_believed_says_why(change, problem):
     result = replace(RESULT, **change)
     (told,) = result.problems
     assert problem in told and ("give" in told or "measure" in told)
-    assert not result.is_trusted and not result.facts()["trusted"]
+    assert not result.is_trusted and not result.to_dict()["trusted"]
 
 
 # --- which limits ---

@@ -75,9 +75,9 @@ def test_results_are_written_as_json_csv_and_markdown(run, tmp_path):
     done, _ = run(f"whole: {{cmd: '{write_script(tmp_path, FACTS)}'}}")
     out = tmp_path / "out"
     assert json.loads((out / "benchmark_results.json").read_text()) == json.loads(
-        json.dumps(done.facts())
+        json.dumps(done.to_dict())
     )
-    facts = done.facts()
+    facts = done.to_dict()
     assert facts["results"][0]["facts"] == FACTS and facts["done"] == facts["planned"] == 1
     row = next(csv.DictReader((out / "benchmark_results.csv").read_text().splitlines()))
     assert (row["benchmark"], row["throughput"], row["latency_p99"]) == ("whole", "12.0", "95.0")

@@ -144,7 +144,7 @@ def test_a_recipe_survives_the_way_to_a_worker(photos):
     settings = read_with_data(None, {**BASE, "data-dir": str(photos), "crop-scale": "0.5,1"})
     plan, _ = plan_run(settings)
     recipe = build_input_spec(settings.config, plan)
-    again = type(recipe).from_json(json.loads(json.dumps(recipe.to_json())))
+    again = type(recipe).from_dict(json.loads(json.dumps(recipe.to_dict())))
     assert again == recipe and isinstance(again.transform, TransformSpec)
     assert replace(recipe, seed=9) != again
 

@@ -148,7 +148,7 @@ def test_a_comparison_is_plain_data(tmp_path):
     records = Records(b.path)
     records.add_steps([replace(step_row(3), loss=math.nan)])
     records.flush()
-    values = json.loads(json.dumps(compare_runs(a, b).as_json(), allow_nan=False))
+    values = json.loads(json.dumps(compare_runs(a, b).to_dict(), allow_nan=False))
     assert values["divergence"]["quantity"] == "loss"
     assert values["divergence"]["b"] == "nan"
     assert values["parting"] == values["divergence"], "scripts may still know the older name"

@@ -73,7 +73,7 @@ class BatchSizes:
         """How many such parts make the global batch."""
         return self.global_batch // self.batch_size
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         suggested = {"batch-size": self.batch_size, "gradient-accumulation": self.accumulation}
         found = {"largest": self.largest, "fastest": self.fastest.size}

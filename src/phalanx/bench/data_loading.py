@@ -54,7 +54,7 @@ class LoadingRates:
             gpu_could_decode=self.gpu_could_decode,
         )
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         values = asdict(self)
         values["eaten"] = values.pop("needed")

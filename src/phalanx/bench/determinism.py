@@ -40,7 +40,7 @@ class DeterminismCost:
         """What to know about ratios on this device."""
         return _NOTES[torch.device(self.device).type]
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         ratios = {
             name: {

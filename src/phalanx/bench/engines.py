@@ -60,7 +60,7 @@ class EngineComparison:
         )
         return f"weights {steps}: differ by up to {self.largest_difference:.3g}; {why}"
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         return {
             "model": self.model,

@@ -39,7 +39,7 @@ class LrSweep:
             return None
         return min(self.steepest, self.tenth or self.steepest)
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON; a loss that is not finite is null."""
         losses = [loss if isfinite(loss) else None for loss in self.losses]
         return {**asdict(self), "losses": losses, "suggested": self.suggested}

@@ -95,7 +95,7 @@ class BenchResult:
         """Whether the figures are reliable."""
         return not self.problems
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         return {
             "kind": self.kind,

@@ -92,7 +92,7 @@ class RunPrediction:
         """Seconds of the whole run."""
         return sum(self.parts_s.values())
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         return {**asdict(self), "total_s": self.total_s}
 

@@ -92,7 +92,7 @@ class ServingPoint:
         found = (self.result.latency_ms or {}).get(percentile)
         return float("inf") if found is None else found
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         return {
             "max_batch": self.setting.max_batch,
@@ -101,7 +101,7 @@ class ServingPoint:
             "connections": self.connections,
             "failures": self.failures,
             "client_load": self.client_load,
-            **self.result.facts(),
+            **self.result.to_dict(),
         }
 
 

@@ -40,7 +40,7 @@ def _bench_data(args: ParsedArgs) -> None:
     from phalanx.bench.data_loading import measure_loading_rates
 
     found = measure_loading_rates(settings, seconds=seconds)
-    args.print_result(found.facts(), lambda: _print_rates(found))
+    args.print_result(found.to_dict(), lambda: _print_rates(found))
 
 
 def _print_rates(found: "LoadingRates") -> None:
@@ -139,7 +139,7 @@ def _measure_determinism(args: ParsedArgs) -> None:
     )
     progress.end()
     if args["--json"]:
-        print(json.dumps(cost.facts()))
+        print(json.dumps(cost.to_dict()))
     else:
         print_cost(cost)
 

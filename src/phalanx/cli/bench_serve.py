@@ -137,11 +137,11 @@ def _list_facts(search: "ServingSearch") -> dict[str, object]:
     return {
         "goal_ms": search.job.goal_ms,
         "percentile": search.job.percentile,
-        "chosen": chosen.facts() if chosen else None,
+        "chosen": chosen.to_dict() if chosen else None,
         "command": _describe_command(search) if chosen else None,
         "trusted": not search.problems,
         "problems": search.problems,
-        "points": [point.facts() for point in search.points],
+        "points": [point.to_dict() for point in search.points],
     }
 
 

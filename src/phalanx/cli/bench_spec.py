@@ -98,7 +98,7 @@ def _run(args: ParsedArgs) -> int:
     run = _run_all(args, variants, folder, timeout_s=timeout_s, specs=tuple(map(str, paths)))
     from phalanx.benchmarks.runner import find_exit_code
 
-    args.print_result(run.facts(), lambda: _print_table(run, folder))
+    args.print_result(run.to_dict(), lambda: _print_table(run, folder))
     return find_exit_code(run)
 
 

@@ -177,7 +177,7 @@ class _Benchmark:
     def _print(self, results: "Sequence[BenchResult]") -> None:
         if self.args["--json"]:
             for result in results:
-                print(json.dumps(result.facts()))
+                print(json.dumps(result.to_dict()))
             return
         from phalanx.bench.bottleneck import describe_bottlenecks
 

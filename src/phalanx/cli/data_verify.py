@@ -55,7 +55,7 @@ def _verify_data(args: ParsedArgs) -> int:
     save_manifest(root, result.manifest, result.fingerprints)
     if out is not None:
         _write_page(out, root, result, source_options)
-    args.print_result(result.to_json(), lambda: _print_result(result, elapsed, out))
+    args.print_result(result.to_dict(), lambda: _print_result(result, elapsed, out))
     return DataError.exit_code if result.wrong else 0
 
 

@@ -66,7 +66,7 @@ def _find_lr(args: ParsedArgs) -> None:
     progress.end()
     if out is not None:
         _write_plot(out, sweep, title=settings.name)
-    args.print_result(sweep.facts(), lambda: _print_sweep(sweep, total=steps))
+    args.print_result(sweep.to_dict(), lambda: _print_sweep(sweep, total=steps))
 
 
 def _print_sweep(sweep: "LrSweep", *, total: int) -> None:
@@ -230,7 +230,7 @@ def _find_batch_size(args: ParsedArgs) -> None:
     sizes = find_batch_size(settings, most=most, seconds=seconds, done=print_trial)
     if args["--json"]:
         progress.end()
-    args.print_result(sizes.facts(), lambda: _print_sizes(sizes, settings))
+    args.print_result(sizes.to_dict(), lambda: _print_sizes(sizes, settings))
 
 
 def _print_sizes(sizes: "BatchSizes", settings: Settings) -> None:

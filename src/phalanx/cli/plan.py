@@ -136,8 +136,8 @@ def _run(args: ParsedArgs) -> None:
             "statistics_groups": plan.layout.span_groups,
             "exchange": asdict(known.exchange) if known else None,
             "memory": asdict(known.memory) if known else None,
-            "network": known.network.facts() if known and known.network else None,
-            "measured": measured.facts() if measured else None,
+            "network": known.network.to_dict() if known and known.network else None,
+            "measured": measured.to_dict() if measured else None,
             "at": points,
         }
         print(json.dumps(everything, indent=2))

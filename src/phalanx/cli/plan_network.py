@@ -73,7 +73,7 @@ class NetworkPrediction:
         assert self.step is not None
         return max(self.step.total_s, self.use.total_s + self.input_s)
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As plain numbers, for JSON."""
         facts = {**asdict(self.network), **asdict(self.use), "communication_s": self.use.total_s}
         facts |= {"image_bytes": self.image_bytes, "input_bytes": self.input_bytes}

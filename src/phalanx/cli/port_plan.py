@@ -154,4 +154,4 @@ def to_facts(answer: PortedCommand, plan: PortedPlan) -> dict[str, Any]:
     }
     more["resolved"] = planned.settings.config.flat() if planned else None
     more["notes"] = list(planned.plan.warnings) if planned else []
-    return {**answer.facts(), **more}
+    return {**answer.to_dict(), **more}

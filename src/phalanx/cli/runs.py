@@ -38,4 +38,4 @@ def _compare(args: ParsedArgs) -> None:
     from phalanx.report.folder import open_run
 
     comparison = compare_runs(open_run(Path(args["first"])), open_run(Path(args["second"])))
-    args.print_result(comparison.as_json(), lambda: print(render_comparison(comparison)))
+    args.print_result(comparison.to_dict(), lambda: print(render_comparison(comparison)))

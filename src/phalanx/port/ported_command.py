@@ -71,7 +71,7 @@ class PortedCommand:
     then: tuple[tuple[str, ...], ...] = ()  # commands for afterwards
     decided: Mapping[str, str] = field(default_factory=dict)  # all options, the preset's included
 
-    def facts(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """The answer as plain values."""
         return {
             "dialect": self.dialect,

@@ -11,7 +11,7 @@ import yaml
 
 from phalanx.config.schema import OPTIONS
 from phalanx.disk import write_atomically
-from phalanx.report.folder import RunFolder, read_json_object, to_json
+from phalanx.report.folder import RunFolder, format_json, read_json_object
 
 END = Literal["finished", "stopped", "failed"]
 _NO_HYPERPARAMETERS = {n for n, o in OPTIONS.items() if o.section in ("run", "trackers")}
@@ -29,7 +29,7 @@ class TrackerState:
     def save(self) -> None:
         """Write it atomically."""
         self.path.parent.mkdir(exist_ok=True)
-        write_atomically(self.path, to_json({"told": self.last_steps, **self.facts}))
+        write_atomically(self.path, format_json({"told": self.last_steps, **self.facts}))
 
 
 def load_state(run: RunFolder, tracker: str) -> TrackerState:

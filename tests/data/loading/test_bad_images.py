@@ -54,7 +54,7 @@ def test_the_limits_travel_to_workers_and_hold_for_the_cache(tmp_path, workers, 
     with (tmp_path / "train/dog/06.png").open("wb") as file:
         file.truncate(2**40)  # a tebibyte of nothing
     spec = replace(spec_for(tmp_path), limits=ReadLimits(max_file_mib=1, max_pixels=256))
-    assert InputSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert InputSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
     with Loader(spec, workers=workers, max_bad=3, cache=cache) as loader:
         list(loader.steps_from(0, 3, micro_batch=12))
         assert loader.bad_images["train"] == {

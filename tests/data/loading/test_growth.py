@@ -33,7 +33,7 @@ def test_images_grow_at_the_steps_that_are_named(photos, workers):
 
 def test_growth_travels_to_workers():
     spec = photo_spec("somewhere", growth=((2, 16), (3, 24)))
-    assert InputSpec.from_json(spec.to_json()) == spec
+    assert InputSpec.from_dict(spec.to_dict()) == spec
 
 
 def test_an_image_comes_as_often_in_a_row_as_told():

@@ -160,7 +160,7 @@ def test_small_images_are_noted_by_name(photos, workers):
 
 def test_an_input_spec_survives_json(photos):
     for spec in (photo_spec(photos), photo_spec(photos, order=None)):
-        assert InputSpec.from_json(spec.to_json()) == spec
+        assert InputSpec.from_dict(spec.to_dict()) == spec
 
 
 def test_mistakes_in_an_input_spec_are_named(photos):

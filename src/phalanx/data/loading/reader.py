@@ -81,13 +81,13 @@ class InputSpec:
             )
         return source
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for `from_json`."""
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `from_dict`."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, plain: dict[str, Any]) -> "InputSpec":
-        """The spec that `to_json` was called on."""
+    def from_dict(cls, plain: dict[str, Any]) -> "InputSpec":
+        """The spec that `to_dict` was called on."""
         order, transform, growth = plain["order"], plain["transform"], plain["growth"]
         pairs = {name: tuple(transform[name]) for name in ("scale", "ratio")}
         nested = {

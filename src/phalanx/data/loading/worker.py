@@ -30,7 +30,7 @@ class _LoaderWorker:
 
     def __init__(self, start: dict[str, Any]):
         inherit_copies(start["copies"])
-        self._spec = InputSpec.from_json(start["spec"])
+        self._spec = InputSpec.from_dict(start["spec"])
         self._max_bad: int | None = start["max_bad"]
         self._caches = open_caches(start["cache"]) if start["cache"] else {}
         self._readers: dict[str, Reader] = {}

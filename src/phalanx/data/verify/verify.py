@@ -91,7 +91,7 @@ class VerifyResult:
         """The number of problems; notes do not count."""
         return sum(count for kind, count in self.totals.items() if kind not in NOTES)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The result as plain values."""
         values = asdict(self) | {"wrong": self.wrong, "totals": self.totals}
         values["classes"] = {
