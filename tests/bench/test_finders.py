@@ -166,7 +166,7 @@ def test_recorded_noise_is_no_explosion_and_a_recorded_explosion_is_one():
     detector = ExplosionDetector()
     assert not any(detector.is_explosion(loss) for loss in FLAT)
     sweep = analyse_sweep(np.geomspace(1e-6, 0.039, 66).tolist(), FLAT, exploded=False, steps=100)
-    assert sweep.suggested is None and 0.04 < sweep.noise < 0.08
+    assert sweep.suggested_lr is None and 0.04 < sweep.noise < 0.08
     detector = ExplosionDetector()
     assert [detector.is_explosion(loss) for loss in EXPLODING].index(True) == len(EXPLODING) - 1
 
@@ -188,9 +188,9 @@ def test_the_steepest_fall_is_where_it_is():
     losses = (2 - np.tanh((np.arange(100) - 60) / 5)).tolist()
     found = analyse_sweep(rates, losses, exploded=False, steps=100)
     assert abs(rates.index(found.steepest) - 60) <= 1 and found.tenth is None
-    assert found.suggested == found.steepest
+    assert found.suggested_lr == found.steepest
     burst = analyse_sweep(rates[:65], [*losses[:64], float("nan")], exploded=True, steps=100)
-    assert burst.suggested == burst.tenth == rates[64] / 10
+    assert burst.suggested_lr == burst.tenth == rates[64] / 10
     assert burst.to_dict()["losses"][-1] is None and len(burst.smooth) == 64
 
 
@@ -198,9 +198,9 @@ def test_chance_is_no_fall():
     draw, rates = np.random.default_rng(0), np.geomspace(1e-6, 10, 100).tolist()
     for _ in range(100):
         noise = draw.normal(2.3, 0.3, 100).tolist()
-        assert analyse_sweep(rates, noise, exploded=False, steps=100).suggested is None
+        assert analyse_sweep(rates, noise, exploded=False, steps=100).suggested_lr is None
     short = analyse_sweep(rates[:3], [9.0, 1.0, float("nan")], exploded=True, steps=100)
-    assert short.suggested is None and short.tenth == rates[2] / 10
+    assert short.suggested_lr is None and short.tenth == rates[2] / 10
 
 
 def test_smoothing_leaves_lines_as_they_are_and_takes_noise_away():

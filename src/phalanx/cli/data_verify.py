@@ -94,7 +94,7 @@ def _print_result(result: "VerifyResult", elapsed: float, out: Path | None) -> N
     from rich.table import Table
 
     from phalanx.data.layouts.image_files import describe_ignored
-    from phalanx.data.verify.verify import MISSING, NOTES, describe_problems
+    from phalanx.data.verify.verify import MISSING_CLASS, NOTE_KINDS, describe_problems
 
     rate = sum(result.images.values()) / elapsed if elapsed > 0 else 0.0
     images = " + ".join(f"{format_count(n)} {split}" for split, n in result.images.items())
@@ -108,16 +108,16 @@ def _print_result(result: "VerifyResult", elapsed: float, out: Path | None) -> N
     table.add_column("what")
     table.add_column("found", justify="right")
     for kind, count in result.totals.items():
-        table.add_row(f"{kind} (a note)" if kind in NOTES else kind, format_count(count))
+        table.add_row(f"{kind} (a note)" if kind in NOTE_KINDS else kind, format_count(count))
     split, counts = next(iter(result.counts.items()))
     table.add_row(f"images per class, {split}", f"{min(counts):,} to {max(counts):,}")
     Console(highlight=False, file=drawing_stream(sys.stdout)).print(table)
     for kind, locations in result.single.items():
         lines = [f"{image.name}: {image.why}" if image.why else image.name for image in locations]
-        _print_first(kind, [] if kind in NOTES else lines)
+        _print_first(kind, [] if kind in NOTE_KINDS else lines)
     for kind, groups in result.groups.items():
         _print_first(kind, [_describe_group(group) for group in groups])
-    _print_first(MISSING, result.missing)
+    _print_first(MISSING_CLASS, result.missing)
     print(f"\n{describe_problems(result.wrong)}; manifest {result.manifest}")
     if out is not None:
         print(f"pictures: {out}")

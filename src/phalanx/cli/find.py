@@ -104,7 +104,7 @@ def _describe_sweep(sweep: "LrSweep", *, total: int) -> list[tuple[str, str]]:
     if sweep.tenth is not None:
         rows.append(("a tenth", f"of where it explodes is {sweep.tenth:.2g}"))
     smaller = ", the smaller of the two" * (sweep.tenth is not None)
-    return [*rows, ("suggested", f"--lr {sweep.suggested:.2g}{smaller}")]
+    return [*rows, ("suggested", f"--lr {sweep.suggested_lr:.2g}{smaller}")]
 
 
 def _draw_text(sweep: "LrSweep") -> list[str]:
@@ -125,7 +125,7 @@ def _draw_text(sweep: "LrSweep") -> list[str]:
         dots = "".join("•" if row == height else " " for row in rows)
         lines.append(f"{loss:>9.3f} │{dots}".rstrip())
     axis = "─" * width
-    suggested = sweep.suggested
+    suggested = sweep.suggested_lr
     if suggested is not None:
         nearest = min(sweep.rates, key=lambda rate: abs(log10(rate / suggested)))
         place = min(sweep.rates.index(nearest) * width // count, width - 1)
@@ -179,9 +179,9 @@ def _paint_curve(axes: Any, sweep: "LrSweep", ink: dict[str, str]) -> None:
     shown = len(sweep.smooth)
     axes.plot(sweep.rates, sweep.losses, color=ink["pale"], lw=0.8, label="each step")
     axes.plot(sweep.rates[:shown], sweep.smooth, color=ink["line"], lw=1.6, label="smoothed")
-    if sweep.suggested is not None:
-        words = f"suggested {sweep.suggested:.2g}"
-        axes.axvline(sweep.suggested, color=ink["mark"], lw=1, ls="--", label=words)
+    if sweep.suggested_lr is not None:
+        words = f"suggested {sweep.suggested_lr:.2g}"
+        axes.axvline(sweep.suggested_lr, color=ink["mark"], lw=1, ls="--", label=words)
     axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
     if shown and min(sweep.smooth) < sweep.smooth[0]:
         axes.set_ylim(0, _HIGHEST_LOSS * sweep.smooth[0])

@@ -196,7 +196,7 @@ def _request(
         len(images),
         images.read,
         options=options,
-        done=lambda so_far: progress.show(f"{so_far.sent:,} images"),
+        done=lambda so_far: progress.show(f"{so_far.sent_images:,} images"),
     )
     progress.end()
     facts = {
@@ -221,9 +221,9 @@ def _choose_exit_code(images: "RequestImages", result: "LoadResult") -> int:
     for place, answer in sorted(result.answers.items()):
         if answer.problem:
             print(f"{clean_name(images.names[place])}: {answer.problem}", file=sys.stderr)
-    if result.failed:
+    if result.failed_images:
         return NetworkError.exit_code
-    return DataError.exit_code if result.unreadable else 0
+    return DataError.exit_code if result.unreadable_images else 0
 
 
 def _list_predictions(

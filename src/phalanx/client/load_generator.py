@@ -78,7 +78,7 @@ class LoadResult:
     answers: dict[int, ImageAnswer] = field(default_factory=dict)  # the first of each image
     requests: list[_SentRequest] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)  # images, by what went wrong
-    unreadable: int = 0  # images that are none, as often as they were sent
+    unreadable_images: int = 0  # files that are none, as often as they were sent
     retries: Counter[str] = field(default_factory=Counter)  # requests, by why they were repeated
     waited_s: float = 0.0  # because the server was busy, all connections together
     began_at: float = 0.0
@@ -90,19 +90,19 @@ class LoadResult:
         return max(self.ended_at - self.began_at, 1e-9)
 
     @property
-    def answered(self) -> int:
+    def answered_images(self) -> int:
         """Images that were classified, repetitions included."""
         return sum(request.images for request in self.requests)
 
     @property
-    def failed(self) -> int:
+    def failed_images(self) -> int:
         """Images that got no answer."""
         return self.failures.total()
 
     @property
-    def sent(self) -> int:
+    def sent_images(self) -> int:
         """All images that were meant to be sent: each is in one of three counts."""
-        return self.answered + self.failed + self.unreadable
+        return self.answered_images + self.failed_images + self.unreadable_images
 
 
 _ReadImage = Callable[[int], tuple[str, bytes]]  # name and file; raises RequestFailed
@@ -276,7 +276,7 @@ class _LoadGenerator:
         """Note an image that cannot be read; it fails every time it is sent."""
         with self._lock:
             self._result.answers.setdefault(place, ImageAnswer(problem=problem))
-            self._result.unreadable += 1
+            self._result.unreadable_images += 1
             self._done(self._result)
 
     def _count(
@@ -292,7 +292,7 @@ class _LoadGenerator:
                 self._result.failures[failure] += len(places)
             if request is not None:
                 self._result.requests.append(request)
-                self._result.unreadable += len(places) - request.images
+                self._result.unreadable_images += len(places) - request.images
             for place, answer in zip(places, answers, strict=False):
                 self._result.answers.setdefault(place, answer)
             self._done(self._result)

@@ -46,15 +46,15 @@ def summarize_accuracy(result: LoadResult, labels: Sequence[str | None]) -> dict
 def summarize_result(result: LoadResult) -> dict[str, Any]:
     """All counts and rates, for JSON."""
     return {
-        "images": result.sent,
-        "answered": result.answered,
-        "unreadable": result.unreadable,
-        "failed": result.failed,
+        "images": result.sent_images,
+        "answered": result.answered_images,
+        "unreadable": result.unreadable_images,
+        "failed": result.failed_images,
         "failures": dict(result.failures),
         "retries": dict(result.retries),
         "waited_s": result.waited_s,
         "requests": len(result.requests),
         "seconds": result.took_s,
-        "images_per_second": result.answered / result.took_s,
+        "images_per_second": result.answered_images / result.took_s,
         "latency_ms": summarize_latency(result),
     }

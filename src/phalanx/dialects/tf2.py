@@ -20,7 +20,7 @@ from phalanx.dialects.table import (
     renamed,
     whole_row,
 )
-from phalanx.dialects.tf1_configs import SHARED
+from phalanx.dialects.tf1_configs import SHARED_NAMES
 from phalanx.dialects.tf2_table import CONFIGS, TRAIN_TABLE, bool_row
 
 _SCORE = "train.py --training False"  # what it is called here; there it was the same script
@@ -257,7 +257,7 @@ TF2 = Dialect(
         ),
     },
     configs=CONFIGS,
-    presets={name: f"tf2/{name}" if name in SHARED else name for name in CONFIGS},
+    presets={name: f"tf2/{name}" if name in SHARED_NAMES else name for name in CONFIGS},
     folders=("cnns/tensorflow2", "tensorflow2"),
     conflicts=(
         "all checkpoints of a run are scored after training, not only its last weights",

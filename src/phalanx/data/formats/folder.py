@@ -178,7 +178,7 @@ def _describe_missing(root: Path, split: str, found: SplitFolders, layout: Layou
             f"{root}: no class folders; give the folder that holds them, or give the classes with "
             "--labels FILE, or --class-from prefix for names such as cat.1.jpg"
         )
-    unused = [name for name in found.left_over if list_folders(root / name)]
+    unused = [name for name in found.unused_folders if list_folders(root / name)]
     other = f", or score {unused[0]}/ with --valid-split {unused[0]}" if unused else ""
     return f"{root}: no validation data ({there}); {NO_VALID_SPLIT}, or add val/CLASS/{other}"
 
@@ -246,12 +246,12 @@ def _plan_by_table(root: Path, split: str, layout: LayoutOptions, key: str) -> _
             what = {"train": "training", "valid": "validation"}[split]
             raise DataError(f"{path}: has no {what} rows; {way_out}")
         labels, classes = table.splits[split], table.classes
-        others = {*table.unused}.union(*(table.splits[n] for n in table.splits if n != split))
+        others = {*table.unused_paths}.union(*(table.splits[n] for n in table.splits if n != split))
         found = list_by_table(root, root, labels, classes=classes, table=path, others=others)
         if split == "valid" and "train" in table.splits:
             found.ignored.clear()  # counted with the training images
-        elif table.unused:
-            found.ignored[f"in unused rows of {path.name}"] += len(table.unused)
+        elif table.unused_paths:
+            found.ignored[f"in unused rows of {path.name}"] += len(table.unused_paths)
         unknown = sorted({*labels.values()} - {*classes})
         found.findings += [f"{path}: no training row is of class {name!r}" for name in unknown]
         return found

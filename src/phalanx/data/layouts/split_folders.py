@@ -26,7 +26,7 @@ class SplitFolders:
 
     train: Path | None
     valid: Path | None
-    left_over: tuple[str, ...] = ()
+    unused_folders: tuple[str, ...] = ()
     flat: bool = False  # train is the folder itself, which contains only class folders
 
     def find(self, split: str) -> Path | None:
@@ -63,7 +63,7 @@ def find_split_folders(
     return SplitFolders(
         train=root / train if train else None,
         valid=root / valid if valid else None,
-        left_over=tuple(
+        unused_folders=tuple(
             name for name in folders if name not in (train, valid) and _shows_images(root / name)
         ),
     )
@@ -152,9 +152,9 @@ def describe_split_folders(root: Path, found: SplitFolders) -> str:
     folders = [folder for folder in (found.train, found.valid) if folder]
     names = " and ".join(f"{folder.relative_to(root).as_posix()}/" for folder in folders)
     text = f"{names} with class folders"
-    if found.left_over:
-        left = ", ".join(f"{name}/" for name in found.left_over)
-        choices = [name for name in found.left_over if len(list_folders(root / name)) > 1]
+    if found.unused_folders:
+        left = ", ".join(f"{name}/" for name in found.unused_folders)
+        choices = [name for name in found.unused_folders if len(list_folders(root / name)) > 1]
         how = f" (--valid-split {choices[0]} would validate on it)" if choices else ""
         text += f"; {left} not used{how}"
     return text

@@ -37,11 +37,11 @@ from phalanx.data.verify.near_duplicates import find_near_duplicates, group_equa
 from phalanx.errors import DataError
 
 _ADJECTIVES = {"train": "training", "valid": "validation"}
-NOTES = ("greyscale", TURNED)  # worth knowing, but not errors
+NOTE_KINDS = ("greyscale", TURNED)  # worth knowing, but not errors
 _UNUSABLE = sum(KIND_BITS[kind] for kind in ("zero-size", "undecodable", "truncated", OUT_OF_RANGE))
-EXACT, NEAR = "exact duplicates", "near duplicates"
-SHARED, NEARLY_SHARED = "in both splits", "nearly the same in both splits"
-MISSING = "class missing in a split"
+EXACT_DUPLICATES, NEAR_DUPLICATES = "exact duplicates", "near duplicates"
+IN_BOTH_SPLITS, NEARLY_IN_BOTH_SPLITS = "in both splits", "nearly the same in both splits"
+MISSING_CLASS = "class missing in a split"
 _JSON_KEYS = (
     *("folder", "data", "images", "manifest", "wrong", "totals"),
     *("single", "groups", "missing", "classes", "layout", "ignored"),
@@ -84,12 +84,12 @@ class VerifyResult:
         """How often each kind was found."""
         found = {kind: len(images) for kind, images in self.single.items()}
         found |= {kind: len(groups) for kind, groups in self.groups.items()}
-        return {**found, MISSING: len(self.missing)}
+        return {**found, MISSING_CLASS: len(self.missing)}
 
     @property
     def wrong(self) -> int:
         """The number of problems; notes do not count."""
-        return sum(count for kind, count in self.totals.items() if kind not in NOTES)
+        return sum(count for kind, count in self.totals.items() if kind not in NOTE_KINDS)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain values."""
@@ -224,8 +224,16 @@ def _find_groups(all_images: _AllImages, checks: Checks, pool: ProcessPool) -> _
     pairs = pairs[(content[pairs[:, 0]] != content[pairs[:, 1]]).any(axis=1)]
     near = _group_same_pictures(all_images, usable[pairs], pool)
     exact = [[int(usable[place]) for place in group] for group in group_equal(content)]
-    found: _Groups = {EXACT: [], SHARED: [], NEAR: [], NEARLY_SHARED: []}
-    for groups, inside, across in ((exact, EXACT, SHARED), (near, NEAR, NEARLY_SHARED)):
+    found: _Groups = {
+        EXACT_DUPLICATES: [],
+        IN_BOTH_SPLITS: [],
+        NEAR_DUPLICATES: [],
+        NEARLY_IN_BOTH_SPLITS: [],
+    }
+    for groups, inside, across in (
+        (exact, EXACT_DUPLICATES, IN_BOTH_SPLITS),
+        (near, NEAR_DUPLICATES, NEARLY_IN_BOTH_SPLITS),
+    ):
         for group in groups:
             images = [all_images.locate(row) for row in group]
             if len({image.label for image in images}) > 1:
