@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from phalanx.assemble.dataset_summary import plan_run
 from phalanx.assemble.score import open_untrained
 from phalanx.assemble.session import Session
-from phalanx.bench.paired import measure_pairs
-from phalanx.bench.result import describe_bench_environment
+from phalanx.bench.paired_ratio import measure_pairs
+from phalanx.bench.result import collect_bench_environment
 from phalanx.bench.synthetic_steps import build_synthetic_step
 from phalanx.config.read import read_settings
 from phalanx.data.loading.stage_rates import measure_rate
@@ -238,7 +238,7 @@ def main() -> None:
             )
             rows.append(row)
     if words.out:
-        environment = describe_bench_environment("cpu")
+        environment = collect_bench_environment("cpu")
         words.out.write_text(json.dumps({"environment": environment, "rows": rows}, indent=2))
 
 

@@ -17,13 +17,13 @@ from unittest.mock import patch
 
 import numpy as np
 
-from phalanx.bench.paired import measure_pairs
+from phalanx.bench.paired_ratio import measure_pairs
 from phalanx.cli.main import main as phalanx
 from phalanx.data.formats import packed
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import open_source
+from phalanx.data.loading.image_checksums import ImageChecksums
 from phalanx.data.loading.reader import InputSpec, Reader
-from phalanx.data.loading.seen import SeenImages
 from phalanx.data.transforms.transform import TransformSpec
 from phalanx.plan.order import Order
 
@@ -33,7 +33,7 @@ FORMS = {"folder": ("folder", ()), "packed": ("packed", ()), "packed, raw": ("pa
 @contextmanager
 def without_checksums() -> Iterator[None]:
     """Within the block, images are read without checksums."""
-    read = IndexedSource.encoded
+    read = IndexedSource.read_encoded
     with (
         patch.object(IndexedSource, "checksum", lambda *_: 0),
         patch.object(packed._PackedSource, "checksum", lambda *_: 0),
@@ -65,7 +65,7 @@ def measure(form: str, data: Path, *, pairs: int, images: int) -> str:
         order=Order(images=count, global_batch=images, seed=0),
     )
     reader = Reader(spec, "train")
-    seen = SeenImages(reader.source, reader.problems)
+    seen = ImageChecksums(reader.source, reader.problems)
     pixels = np.empty((images, 224, 224, 3), np.uint8)
 
     def read(step: int) -> int:

@@ -42,7 +42,7 @@ class Rates(NamedTuple):
 
 def fill_alone(first: int, seconds: float) -> None:
     """Be a bare process: prepare, wait for the signal, fill, and print the rate."""
-    spec = InputSpec.from_json(json.loads(sys.stdin.readline()))
+    spec = InputSpec.from_dict(json.loads(sys.stdin.readline()))
     reader = Reader(spec, "train")
     out = np.empty((ROWS, spec.image_size, spec.image_size, 3), np.uint8)
     groups = iter(range(first, first + APART, ROWS))
@@ -70,7 +70,7 @@ def rate_bare(spec: InputSpec, workers: int, seconds: float) -> float:
         )
         for number in range(workers)
     ]
-    start = json.dumps(spec.to_json())
+    start = json.dumps(spec.to_dict())
     for line in (start, "go"):  # the second when every process has answered the first
         for process in processes:
             process.stdin.write(line + "\n")  # type: ignore[union-attr]

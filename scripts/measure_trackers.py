@@ -21,10 +21,10 @@ from time import perf_counter
 from phalanx.assemble.prepare import prepare_new
 from phalanx.assemble.train import open_training
 from phalanx.bench.overhead import _phalanx_block
-from phalanx.bench.paired import measure_pairs
+from phalanx.bench.paired_ratio import measure_pairs
 from phalanx.config.read import read_settings
 from phalanx.trackers.choice import choose_trackers
-from phalanx.trackers.processes import Trackers, tracking
+from phalanx.trackers.processes import Trackers, track_run
 
 _LOG_STEPS = 25  # from one log point of the demo to the next
 
@@ -48,7 +48,7 @@ def main() -> None:
         silence = stack.enter_context(open(os.devnull, "w"))
         training = open_training(prepared, stack, stream=silence)
         chosen = choose_trackers(prepared.config)
-        stack.enter_context(tracking(training.trackers, prepared.run, chosen, print))
+        stack.enter_context(track_run(training.trackers, prepared.run, chosen, print))
         untracked = replace(training, trackers=Trackers())
         _phalanx_block(untracked, _LOG_STEPS // 2)()  # from here on, blocks end between log points
         tracked = _phalanx_block(training, block_steps)

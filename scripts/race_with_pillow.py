@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from phalanx.bench.paired import measure_pairs
+from phalanx.bench.paired_ratio import measure_pairs
 from phalanx.data.formats.decode import EncodedImage, Pixels
 from phalanx.data.transforms.augment import Crop
 from phalanx.data.transforms.transform import (

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from phalanx.bench.paired import measure_pairs
+from phalanx.bench.paired_ratio import measure_pairs
 from phalanx.catalog.models import MODELS
 from phalanx.models.build import build_model
 

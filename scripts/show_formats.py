@@ -146,7 +146,7 @@ def sample_batches(spec: InputSpec) -> list[Batch]:
     batch = spec.order.global_batch
     with Loader(spec, workers=WORKERS) as loader:
         steps = [step for [step] in loader.steps_from(0, SAMPLED_STEPS, micro_batch=batch)]
-        return [*steps, *loader.evaluation(batch)]
+        return [*steps, *loader.evaluation_batches(batch)]
 
 
 def same_order(batches: list[Batch], wanted: list[Batch]) -> bool:
@@ -197,7 +197,7 @@ def feed(spec: InputSpec, epochs: int) -> list[float]:
         for epoch in range(epochs):
             for _ in loader.steps_from(epoch * steps, (epoch + 1) * steps, micro_batch=batch):
                 pass
-            for _ in loader.evaluation(batch):
+            for _ in loader.evaluation_batches(batch):
                 pass
             sizes.append(resident_mib())
     return sizes

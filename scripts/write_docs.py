@@ -332,10 +332,10 @@ def old_table(rows: Iterable[OldOption]) -> str:
         names = [f"`{'-' if n in SHORT else '--'}{n}`" for n in row.names]
         default = row.default or ""
         default = "depends" if callable(default) else default.replace("false", "off")
-        what = (default, KIND_WORDS[row.outcome.kind], row.outcome.says)
-        alike.setdefault(what if row.outcome.says else (*what[:2], row.name), []).extend(names)
-    for (default, kind, says), names in alike.items():
-        why = "" if f"`--{says}`" in names else says
+        what = (default, KIND_WORDS[row.outcome.kind], row.outcome.summary)
+        alike.setdefault(what if row.outcome.summary else (*what[:2], row.name), []).extend(names)
+    for (default, kind, summary), names in alike.items():
+        why = "" if f"`--{summary}`" in names else summary
         lines.append(f"| {', '.join(names)} | {default} | {kind} | {why} |")
     return "\n".join(lines)
 

@@ -181,7 +181,7 @@ def export(
 def report(run: PathLike) -> Path:
     """Remake a run's report.html; its path."""
     from phalanx.report.folder import open_run
-    from phalanx.report.page import write_report
+    from phalanx.report.report_page import write_report
 
     return write_report(open_run(_path(run)))
 
@@ -191,7 +191,7 @@ def compare(first: PathLike, second: PathLike) -> dict[str, Any]:
     from phalanx.report.compare import compare_runs
     from phalanx.report.folder import open_run
 
-    return compare_runs(open_run(_path(first)), open_run(_path(second))).as_json()
+    return compare_runs(open_run(_path(first)), open_run(_path(second))).to_dict()
 
 
 def _flags(options: dict[str, Any]) -> dict[str, str]:

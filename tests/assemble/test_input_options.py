@@ -191,7 +191,7 @@ def test_a_cache_that_does_not_fit_leaves_no_run(digits, tmp_path, monkeypatch, 
         path = root / ("train" if number < 4 else "val") / "ab"[number % 2]
         path.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((40, 40, 3), number * 20, np.uint8)).save(path / f"{number}.jpg")
-    monkeypatch.setattr("phalanx.data.loading.cache.free_memory", lambda: 1000)
+    monkeypatch.setattr("phalanx.data.loading.cache.read_free_memory", lambda: 1000)
     words = ["train", "--data=folder", f"--data-dir={root}", "--device=cpu", "--model=resnet8"]
     words += ["--image-size=32", "--batch-size=2", "--steps=2", "--warmup-epoch=0"]
     assert main([*words, "--dataset-cache", f"--run-dir={tmp_path / 'run'}"]) == 2

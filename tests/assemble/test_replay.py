@@ -141,7 +141,7 @@ def test_only_the_last_steps_up_to_the_first_unsound_one_are_kept(tmp_path):
         StepRow(step=n, epoch=1.0, lr=0.1, loss=n if n < 90 else float("nan"), grad_norm=1, top1=0)
         for n in range(1, 120)
     ]
-    records.steps(rows)
+    records.add_steps(rows)
     records.flush()
     assert [row["step"] for row in last_steps(tmp_path)] == list(range(91 - LAST, 91))
 

@@ -19,7 +19,7 @@ from phalanx.bench.batch_size_finder import (
     search_sizes,
 )
 from phalanx.bench.lr_finder import ExplosionDetector, analyse_sweep, smooth_losses
-from phalanx.bench.paired import Ratio
+from phalanx.bench.paired_ratio import PairedRatio
 from phalanx.cli.bench import print_cost
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
@@ -166,7 +166,7 @@ def test_recorded_noise_is_no_explosion_and_a_recorded_explosion_is_one():
     detector = ExplosionDetector()
     assert not any(detector.is_explosion(loss) for loss in FLAT)
     sweep = analyse_sweep(np.geomspace(1e-6, 0.039, 66).tolist(), FLAT, exploded=False, steps=100)
-    assert sweep.suggested is None and 0.04 < sweep.noise < 0.08
+    assert sweep.suggested_lr is None and 0.04 < sweep.noise < 0.08
     detector = ExplosionDetector()
     assert [detector.is_explosion(loss) for loss in EXPLODING].index(True) == len(EXPLODING) - 1
 
@@ -188,19 +188,19 @@ def test_the_steepest_fall_is_where_it_is():
     losses = (2 - np.tanh((np.arange(100) - 60) / 5)).tolist()
     found = analyse_sweep(rates, losses, exploded=False, steps=100)
     assert abs(rates.index(found.steepest) - 60) <= 1 and found.tenth is None
-    assert found.suggested == found.steepest
+    assert found.suggested_lr == found.steepest
     burst = analyse_sweep(rates[:65], [*losses[:64], float("nan")], exploded=True, steps=100)
-    assert burst.suggested == burst.tenth == rates[64] / 10
-    assert burst.facts()["losses"][-1] is None and len(burst.smooth) == 64
+    assert burst.suggested_lr == burst.tenth == rates[64] / 10
+    assert burst.to_dict()["losses"][-1] is None and len(burst.smooth) == 64
 
 
 def test_chance_is_no_fall():
     draw, rates = np.random.default_rng(0), np.geomspace(1e-6, 10, 100).tolist()
     for _ in range(100):
         noise = draw.normal(2.3, 0.3, 100).tolist()
-        assert analyse_sweep(rates, noise, exploded=False, steps=100).suggested is None
+        assert analyse_sweep(rates, noise, exploded=False, steps=100).suggested_lr is None
     short = analyse_sweep(rates[:3], [9.0, 1.0, float("nan")], exploded=True, steps=100)
-    assert short.suggested is None and short.tenth == rates[2] / 10
+    assert short.suggested_lr is None and short.tenth == rates[2] / 10
 
 
 def test_smoothing_leaves_lines_as_they_are_and_takes_noise_away():
@@ -279,7 +279,7 @@ def test_a_host_without_room_is_known_before_it_is_tried():
 
 def test_a_host_that_runs_full_gives_its_largest_size(tiny, monkeypatch, capsys):
     free = iter([256 * GIB, 256 * GIB, *[1] * 20])  # the process itself counts as well
-    monkeypatch.setattr("phalanx.bench.batch_size_finder.free_memory", lambda: next(free))
+    monkeypatch.setattr("phalanx.bench.batch_size_finder.read_free_memory", lambda: next(free))
     monkeypatch.setattr("phalanx.bench.batch_size_finder._memory_now", lambda device: 0)
     told = ask(capsys, "find", "batch-size", *tiny, "--seconds=0.01")
     assert told["largest"] == 16
@@ -346,8 +346,8 @@ def test_the_cost_of_determinism_is_told_with_pairs_and_interval(tiny, capsys):
 
 
 def test_the_cost_of_determinism_is_told_to_people(capsys):
-    ratio = Ratio((9.0, 8.0, 10.0), (10.0, 10.0, 10.0))
-    print_cost(determinism.Cost(ratios={"strict": ratio}, device="cpu", steps=2))
+    ratio = PairedRatio((9.0, 8.0, 10.0), (10.0, 10.0, 10.0))
+    print_cost(determinism.DeterminismCost(ratios={"strict": ratio}, device="cpu", steps=2))
     said = capsys.readouterr().out
     assert said.startswith("strict       9.00 steps/s, off 10.00: ratio 0.9000, 95 % interval 0.8")
     assert "(n=3 pairs of blocks of 2 steps)" in said

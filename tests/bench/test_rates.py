@@ -124,7 +124,7 @@ def test_a_trained_run_is_measured_on_its_images_and_on_noise(digits, tmp_path, 
 
 @pytest.mark.parametrize("way", ["train --data=generated", "infer --synthetic-data"])
 def test_a_batch_that_does_not_fit_is_refused_with_one_that_does(way, capsys, monkeypatch):
-    free = "phalanx.bench.memory_fit.free_memory"
+    free = "phalanx.bench.memory_fit.read_free_memory"
     monkeypatch.setattr(free, lambda: 2**30)
     kind, *data = way.split()
     words = [kind, *data, "--model=resnet8", "--image-size=64", "--device=cpu", *QUICK]

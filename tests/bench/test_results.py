@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from phalanx.bench.blocks import BlockClock, Timing
+from phalanx.bench.bottleneck import describe_bottlenecks, find_bottlenecks
 from phalanx.bench.energy import EnergyMeter
-from phalanx.bench.inputs import describe_limits, find_limits
 from phalanx.bench.result import BenchResult
 from phalanx.cli.bench_table import print_results
 
@@ -121,7 +121,7 @@ def test_energy_is_unknown_where_nobody_may_read_it(tmp_path, no_energy):
 
 
 def test_a_steady_result_is_believed_and_has_every_field():
-    facts = RESULT.facts()
+    facts = RESULT.to_dict()
     assert facts["images_per_second"] == 101 and facts["median"] == 101, "without the first rate"
     assert facts["per_device"] == 50.5 and facts["spread"] == pytest.approx(2 / 101)
     assert (facts["low"], facts["high"], facts["n"]) == (100, 102, 3)
@@ -146,7 +146,7 @@ def test_a_result_that_is_not_to_be_believed_says_why(change, problem):
     result = replace(RESULT, **change)
     (told,) = result.problems
     assert problem in told and ("give" in told or "measure" in told)
-    assert not result.trusted and not result.facts()["trusted"]
+    assert not result.is_trusted and not result.to_dict()["trusted"]
 
 
 # --- which limits ---
@@ -167,22 +167,24 @@ def measured(**medians: float) -> list[BenchResult]:
     ],
 )
 def test_data_limits_where_it_falls_behind_the_model_alone(medians, limits, words):
-    found = find_limits(measured(**medians))
+    found = find_bottlenecks(measured(**medians))
     assert "".join((one.limit or "-")[0] for one in found) == limits
-    assert words in " ".join(describe_limits(found)) and bool(words) == bool(describe_limits(found))
+    assert words in " ".join(describe_bottlenecks(found)) and bool(words) == bool(
+        describe_bottlenecks(found)
+    )
 
 
 def test_what_is_not_believed_limits_nothing():
     synthetic, real = measured(synthetic=100, real=50)
-    found = find_limits([replace(synthetic, rates=(100.0, 100.0, 150.0)), real])
-    assert [one.limit for one in found] == [None, None] and not describe_limits(found)
+    found = find_bottlenecks([replace(synthetic, rates=(100.0, 100.0, 150.0)), real])
+    assert [one.limit for one in found] == [None, None] and not describe_bottlenecks(found)
 
 
 def test_batches_of_each_size_are_compared_with_their_own():
     small, large = measured(synthetic=100, real=99), measured(synthetic=1000, real=500)
-    found = find_limits([*small, *(replace(one, micro_batch=64) for one in large)])
+    found = find_bottlenecks([*small, *(replace(one, micro_batch=64) for one in large)])
     assert [one.limit for one in found] == ["model", "model", "model", "data"]
-    first, second = describe_limits(found)
+    first, second = describe_bottlenecks(found)
     assert first.startswith("batch 16: the model") and second.startswith("batch 64: the data")
 
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from phalanx.benchmarks.command_line import count_mpi_processes, get_program, is_measurement
 from phalanx.benchmarks.metrics import MetricMissing, extract_metrics, read_facts
 from phalanx.benchmarks.schema import MetricRule
-from phalanx.benchmarks.words import count_mpi_processes, get_program, measures
 
 OUTPUT = "".join(f"throughput: {rate} samples/sec\n" for rate in ("5", "1,000", "30", "20"))
 LATENCY = "latency avg: 9 ms\nlatency avg: 2 ms\nlatency avg: 4 ms\n"
@@ -102,4 +102,4 @@ def test_mpirun_does_not_multiply_what_one_process_prints_for_all():
 def test_options_of_a_launcher_end_where_the_program_begins(line, count, program):
     words = line.split()
     assert (count_mpi_processes(words), " ".join(get_program(words))) == (count, program)
-    assert measures(words) == (program == "phalanx bench train demo")
+    assert is_measurement(words) == (program == "phalanx bench train demo")

@@ -14,7 +14,7 @@ import pytest
 
 from phalanx.benchmarks.file import read_specs
 from phalanx.benchmarks.results import SpecRun, build_table
-from phalanx.benchmarks.runner import Observer, find_exit_code, run_variants
+from phalanx.benchmarks.runner import RunObserver, find_exit_code, run_variants
 from phalanx.benchmarks.schema import Selection, build_variants
 from phalanx.cli.main import main
 
@@ -45,7 +45,7 @@ def run(tmp_path):
             v for b in found for v in build_variants(b, Selection(), known=lambda _: frozenset())
         ]
         told = []
-        observer = Observer(told.append, lambda number, result: told.append((number, result)))
+        observer = RunObserver(told.append, lambda number, result: told.append((number, result)))
         empty = SpecRun("phalanx bench", ("spec.yml",), "2026-11-16", {"cores": 2}, len(variants))
         (tmp_path / "out").mkdir()
         return run_variants(variants, empty, tmp_path / "out", observer, **options), told
@@ -75,9 +75,9 @@ def test_results_are_written_as_json_csv_and_markdown(run, tmp_path):
     done, _ = run(f"whole: {{cmd: '{write_script(tmp_path, FACTS)}'}}")
     out = tmp_path / "out"
     assert json.loads((out / "benchmark_results.json").read_text()) == json.loads(
-        json.dumps(done.facts())
+        json.dumps(done.to_dict())
     )
-    facts = done.facts()
+    facts = done.to_dict()
     assert facts["results"][0]["facts"] == FACTS and facts["done"] == facts["planned"] == 1
     row = next(csv.DictReader((out / "benchmark_results.csv").read_text().splitlines()))
     assert (row["benchmark"], row["throughput"], row["latency_p99"]) == ("whole", "12.0", "95.0")
@@ -220,7 +220,7 @@ def test_a_command_that_takes_too_long_is_ended_with_all_it_started(run, tmp_pat
     pid = int((tmp_path / "out" / "slow.out").read_text().split()[1])
     assert not is_running(pid)
     assert told[0].variant == "slow" and told[0].number == told[0].count == 1
-    assert any(progress.said.startswith("child") for progress in told[:-1])
+    assert any(progress.last_line.startswith("child") for progress in told[:-1])
 
 
 def is_running(pid):

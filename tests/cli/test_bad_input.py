@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from phalanx.cli.main import main
-from phalanx.data.convert.build import BuildOptions, build
+from phalanx.data.convert.build import BuildOptions, build_dataset
 from phalanx.data.convert.source_splits import find_source_splits
 from phalanx.data.formats.tfrecord_wire import read_records, write_example, write_record
 from phalanx.errors import DiskError
@@ -210,7 +210,7 @@ def flip_all(path, begin, size):
 )
 def test_damage_inside_a_shard_is_one_bad_image(photos, tmp_path, to, why, capsys):
     root = tmp_path / "set"
-    build(photos, root, BuildOptions(to=to), workers=1)
+    build_dataset(photos, root, BuildOptions(to=to), workers=1)
     source = find_source_splits(root)[0].source
     file = root / source.index.files[int(source.index.file_numbers[5])]
     flip_all(file, int(source.index.offsets[5]), int(source.index.sizes[5]))
@@ -252,7 +252,7 @@ def check_one_bad(root, tmp_path, capsys, *, kind, why):
 @pytest.mark.parametrize("to", ["tar", "tfrecord"])
 def test_what_a_cut_shard_has_lost_is_one_bad_image_for_every_command(photos, tmp_path, to, capsys):
     root = tmp_path / "set"
-    build(photos, root, BuildOptions(to=to, shards=2), workers=1)
+    build_dataset(photos, root, BuildOptions(to=to, shards=2), workers=1)
     (root / "metadata.json").unlink(missing_ok=True)
     source = find_source_splits(root)[0].source
     shard = root / source.index.files[1]
@@ -270,7 +270,7 @@ def test_what_a_cut_shard_has_lost_is_one_bad_image_for_every_command(photos, tm
 
 def test_a_packed_file_that_is_cut_off_is_refused_by_every_command(photos, tmp_path, capsys):
     root = tmp_path / "set"
-    build(photos, root, BuildOptions(to="packed"), workers=1)
+    build_dataset(photos, root, BuildOptions(to="packed"), workers=1)
     shard = root / "train.phx"
     shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
     for line in (
@@ -309,7 +309,7 @@ def spoil_tfrecord(root):
 @pytest.mark.parametrize(("to", "spoil"), [("tar", spoil_tar), ("tfrecord", spoil_tfrecord)])
 def test_an_image_with_a_wrong_label_is_bad_for_every_command(photos, tmp_path, to, spoil, capsys):
     root = tmp_path / "set"
-    build(photos, root, BuildOptions(to=to, shards=1), workers=1)
+    build_dataset(photos, root, BuildOptions(to=to, shards=1), workers=1)
     why = f"{spoil(root)}; fix it"
     back = check_one_bad(root, tmp_path, capsys, kind="label out of range", why=why)
     assert back.images == 11 and back.labels.tolist() == [0] * 4 + [1] * 3 + [2] * 4
@@ -317,7 +317,7 @@ def test_an_image_with_a_wrong_label_is_bad_for_every_command(photos, tmp_path, 
 
 def test_a_wrong_label_is_never_scored(photos, tmp_path, capsys):
     root = tmp_path / "set"
-    build(photos, root, BuildOptions(to="tar"), workers=1)
+    build_dataset(photos, root, BuildOptions(to="tar"), workers=1)
     shard = root / "validation-000000.tar"
     data = bytearray(shard.read_bytes())
     data[data.index(b"00000003.cls") + 512] = ord("x")

@@ -129,7 +129,7 @@ def test_scoring_takes_the_share_it_is_told(photos):
         settings = read_with_data(None, flags)
         plan, _ = plan_run(settings)
         with Loader(build_input_spec(settings.config, plan), workers=0) as loader:
-            return next(iter(loader.evaluation(8))).pixels
+            return next(iter(loader.evaluation_batches(8))).pixels
 
     assert not np.array_equal(scored("0.875"), scored("1"))
 
@@ -144,7 +144,7 @@ def test_a_recipe_survives_the_way_to_a_worker(photos):
     settings = read_with_data(None, {**BASE, "data-dir": str(photos), "crop-scale": "0.5,1"})
     plan, _ = plan_run(settings)
     recipe = build_input_spec(settings.config, plan)
-    again = type(recipe).from_json(json.loads(json.dumps(recipe.to_json())))
+    again = type(recipe).from_dict(json.loads(json.dumps(recipe.to_dict())))
     assert again == recipe and isinstance(again.transform, TransformSpec)
     assert replace(recipe, seed=9) != again
 

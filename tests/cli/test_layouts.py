@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.assemble.find_data import read_with_data
 from phalanx.cli.main import main
-from phalanx.data.convert.build import BuildOptions, build
+from phalanx.data.convert.build import BuildOptions, build_dataset
 from phalanx.data.convert.source_splits import find_source_splits
 from phalanx.data.formats.sources import ValSplit, open_format
 from small_layouts import (
@@ -157,7 +157,7 @@ def write_form(form, root, out):
         return write_parquet(out, files, [int(file.parent.name == "dog") for file in files])
     if form == "folder":
         return root
-    build(root, out, BuildOptions(to=form), workers=1)
+    build_dataset(root, out, BuildOptions(to=form), workers=1)
     return out
 
 
@@ -215,7 +215,7 @@ def test_imagenet_may_lie_there_in_any_form(tmp_path, capsys):
             table = place / "train-00000-of-00001.parquet"
             shutil.copy(table, place / "test-00000-of-00001.parquet")
         else:
-            build(root, place, BuildOptions(to=form), workers=1)
+            build_dataset(root, place, BuildOptions(to=form), workers=1)
         for folder in (place, place.parent):
             words = ["plan", "--data", "imagenet", "--data-dir", folder, *IMAGENET]
             found = run_json(capsys, *words)
@@ -286,7 +286,7 @@ def test_bad_options_of_a_layout_are_refused(tmp_path, capsys, options, code, sa
 
 def test_options_of_folders_are_refused_for_other_forms(tmp_path, capsys):
     root = write_splits(tmp_path / "data", {"train": 2, "val": 1})
-    build(root, tmp_path / "packed", BuildOptions(to="packed"), workers=1)
+    build_dataset(root, tmp_path / "packed", BuildOptions(to="packed"), workers=1)
     words = ["plan", "folder-resnet18", "--data-dir", str(tmp_path / "packed"), *QUICK]
     assert main([*words, "--valid-split", "test"]) == 2
     assert "--valid-split: is for folders of image files, not for packed" in capsys.readouterr().err

@@ -99,7 +99,7 @@ def test_a_run_is_saved_when_its_terminal_is_closed(digits, tmp_path):
 
 def test_a_signal_before_a_run_has_its_folder_leaves_nothing(digits, tmp_path, monkeypatch):
     words = small_run(digits, tmp_path / "run", steps=1)
-    for place in ("phalanx.assemble.prepare:plan_new_run", "phalanx.report.folder:to_json"):
+    for place in ("phalanx.assemble.prepare:plan_new_run", "phalanx.report.folder:format_json"):
         with monkeypatch.context() as patch:
             signal_instead_of(patch, place)
             assert main(words) == STOPPED

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from phalanx.client.connection import parse_address
-from phalanx.client.load import LoadOptions, send_images
+from phalanx.client.load_generator import LoadOptions, send_images
 from phalanx.client.load_process import LoadJob, measure_load
 from phalanx.client.served_model import find_model
 from phalanx.client.server_process import open_server
@@ -62,7 +62,7 @@ def test_a_bad_image_is_named_and_leaves_its_batch_alone(address, protocol):
     places = [0, 1, -1, 2]
     options = LoadOptions(protocol=protocol, batch_size=4)
     result = send_images(address, model, 4, lambda at: read(places[at]), options=options)
-    assert (result.answered, result.unreadable, result.failed) == (3, 1, 0)
+    assert (result.answered_images, result.unreadable_images, result.failed_images) == (3, 1, 0)
     assert result.answers[2].problem.startswith("not a JPEG, PNG")
 
 
@@ -70,7 +70,7 @@ def test_what_is_too_large_is_told_by_the_server_that_hangs_up_on_it(address):
     model = find_model(address, name=None, timeout_s=5)
     large = FILES[0] + bytes(8 << 20)
     result = send_images(address, model, 1, lambda at: ("l.png", large), options=LoadOptions())
-    assert result.unreadable == 1 and "larger than 1.0 MiB" in result.answers[0].problem
+    assert result.unreadable_images == 1 and "larger than 1.0 MiB" in result.answers[0].problem
 
 
 def test_processes_share_the_connections_of_a_load(address, tmp_path):
@@ -95,8 +95,10 @@ def test_a_server_that_refuses_and_then_dies_loses_nothing(model_file):
     with open_server(model_file, ["--max-queue", "2", "--max-batch", "1"], ready_s=60) as server:
         address = parse_address(server.url)
         result = send(address, threads=24, per_thread=10, retries=0)
-        assert result.sent == 240 and result.answered + result.failed == 240
-        assert result.failed > 0 and all(why.startswith("HTTP 429: ") for why in result.failures)
+        assert result.sent_images == 240 and result.answered_images + result.failed_images == 240
+        assert result.failed_images > 0 and all(
+            why.startswith("HTTP 429: ") for why in result.failures
+        )
 
         def kill_soon():
             time.sleep(0.2)
@@ -104,7 +106,7 @@ def test_a_server_that_refuses_and_then_dies_loses_nothing(model_file):
 
         threading.Thread(target=kill_soon).start()
         result = send(address, threads=2, per_thread=1000)
-    assert result.sent == 2000 and 0 < result.answered < 2000
+    assert result.sent_images == 2000 and 0 < result.answered_images < 2000
     assert all("connection" in why for why in result.failures), result.failures
 
 

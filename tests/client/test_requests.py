@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from phalanx.client.connection import Connection, NoAnswer, parse_address
+from phalanx.client.connection import Connection, RequestFailed, parse_address
 from phalanx.client.images import collect_validation
-from phalanx.client.load import LoadOptions, send_images
+from phalanx.client.load_generator import LoadOptions, send_images
 from phalanx.client.protocols import ServedModel
-from phalanx.client.results import describe_latency, describe_result
+from phalanx.client.results import summarize_latency, summarize_result
 from phalanx.errors import ConfigError
 from scripted_http_server import CLASSES, REFUSAL, answer_well, serve, to_json
 
@@ -32,7 +32,7 @@ def send(server, images, **options):
     options = LoadOptions(**{"timeout_s": 5.0, **options})
     result = send_images(parse_address(server.url), MODEL, images, read, options=options)
     sent = images if options.per_thread is None else options.per_thread * options.threads
-    assert result.sent == sent, "an image is answered, failed or unreadable"
+    assert result.sent_images == sent, "an image is answered, failed or unreadable"
     return result
 
 
@@ -49,13 +49,13 @@ def test_every_image_is_sent_once(server, batch, threads):
     assert sorted(find_sent(server)) == list(range(10))
     assert len(result.requests) == len(server.asked) == -(-10 // batch)
     assert {a.guesses[0] for a in result.answers.values()} == {("cat", 0.7)}
-    assert sorted(result.answers) == list(range(10)) and result.answered == 10
+    assert sorted(result.answers) == list(range(10)) and result.answered_images == 10
 
 
 def test_a_measurement_sends_so_many_of_each_thread_after_a_warm_up(server):
     result = send(server, 3, batch_size=2, threads=2, per_thread=5)
     assert len(server.asked) == 2 * (1 + 3), "one warm-up of each, and 2 + 2 + 1 images"
-    assert result.answered == 10 and len(result.requests) == 6
+    assert result.answered_images == 10 and len(result.requests) == 6
     assert {request.thread for request in result.requests} == {0, 1}
 
 
@@ -74,7 +74,7 @@ def test_async_keeps_several_requests_of_a_thread_under_way(server):
 
     server.answer = answer
     result = send(server, 12, threads=2, in_flight=3, per_thread=None)
-    assert sorted(most) == list(range(6)) and result.answered == 12
+    assert sorted(most) == list(range(6)) and result.answered_images == 12
 
 
 def test_a_key_goes_with_every_request(server):
@@ -93,7 +93,7 @@ def test_a_busy_server_is_asked_again_after_the_time_it_names(server):
     began = time.monotonic()
     result = send(server, 3, threads=1)
     assert time.monotonic() - began >= 0.4
-    assert result.answered == 3 and result.failed == 0
+    assert result.answered_images == 3 and result.failed_images == 0
     assert dict(result.retries) == {"HTTP 429": 2} and result.waited_s == pytest.approx(0.4)
     assert max(request.took_s for request in result.requests) < 0.2, "waiting is no latency"
 
@@ -112,7 +112,7 @@ def test_a_server_that_drains_is_asked_again_only_where_it_says_so(server):
     server.answer = lambda body, number: (
         to_json(503, {"error": "stopping"}, Retry_After="0") if number == 3 else answer_well(body)
     )
-    assert send(server, 2, threads=1).answered == 2
+    assert send(server, 2, threads=1).answered_images == 2
 
 
 def test_one_bad_image_does_not_spoil_its_batch(server):
@@ -123,7 +123,9 @@ def test_one_bad_image_does_not_spoil_its_batch(server):
 
     server.answer = answer
     result = send(server, 6, batch_size=3)
-    assert result.answered == 5 and result.unreadable == 1 and result.failed == 0
+    assert (
+        result.answered_images == 5 and result.unreadable_images == 1 and result.failed_images == 0
+    )
     assert result.answers[2].problem == "image 2 is none"
     assert {place for place, one in result.answers.items() if one.guesses} == {0, 1, 3, 4, 5}
 
@@ -133,19 +135,19 @@ def test_a_problem_beside_good_answers_is_counted_as_unreadable(server):
     bad = {"image": "y", "guesses": [], "problem": "cut off"}
     server.answer = lambda body, number: to_json(200, {"predictions": [good, bad]})
     result = send(server, 2, batch_size=2)
-    assert (result.answered, result.unreadable) == (1, 1)
+    assert (result.answered_images, result.unreadable_images) == (1, 1)
     assert result.answers[1].problem == "cut off"
 
 
 def test_a_file_that_cannot_be_read_is_not_sent(server):
     def read_some(place):
         if place == 1:
-            raise NoAnswer("Permission denied")
+            raise RequestFailed("Permission denied")
         return read(place)
 
     options = LoadOptions(batch_size=3)
     result = send_images(parse_address(server.url), MODEL, 3, read_some, options=options)
-    assert find_sent(server) == [0, 2] and result.unreadable == 1
+    assert find_sent(server) == [0, 2] and result.unreadable_images == 1
     assert result.answers[1].problem == "Permission denied"
 
 
@@ -184,7 +186,7 @@ def test_a_server_that_is_gone_is_named():
         place = f"127.0.0.1:{free.getsockname()[1]}"
     result = send_images(parse_address(place), MODEL, 3, read, options=LoadOptions())
     assert dict(result.failures) == {f"{place} refused the connection": 3}
-    assert describe_result(result)["latency_ms"] == {"p50": None, "p95": None, "p99": None, "n": 0}
+    assert summarize_result(result)["latency_ms"] == {"p50": None, "p95": None, "p99": None, "n": 0}
 
 
 def test_a_connection_that_was_closed_while_it_rested_is_opened_again(server):
@@ -209,7 +211,7 @@ def test_a_bug_in_a_thread_ends_the_whole_load(server, per_thread):
 
 
 def test_percentiles_need_enough_requests(server):
-    latency = describe_latency(send(server, 50))
+    latency = summarize_latency(send(server, 50))
     assert latency["p50"] <= latency["p95"] <= latency["max"] and latency["p99"] is None
     assert latency["n"] == 50 and latency["min"] > 0
 

@@ -7,13 +7,13 @@ import pytest
 from phalanx.catalog.other_trainers import OTHER_NAMES, TRAINERS
 from phalanx.catalog.other_values import OTHER_VALUES
 from phalanx.cli import data, find, train, validate  # noqa: F401 - they register themselves
-from phalanx.cli.command import REGISTERED, parse_args
+from phalanx.cli.command import REGISTERED_COMMANDS, parse_args
 from phalanx.cli.main import COMMANDS
 from phalanx.config.hints import suggest_option
 from phalanx.config.read import merge_layers, read_flags
 from phalanx.config.schema import OPTIONS, SPELLINGS
 
-OF_TRAIN = {argument.name.lstrip("-") for argument in REGISTERED["train"].arguments}
+OF_TRAIN = {argument.name.lstrip("-") for argument in REGISTERED_COMMANDS["train"].arguments}
 # a flag and the value after it, where one follows that is no word of the sentence
 VALUE = r"--([a-z0-9-]+) ((?!with|which|for|and|or|in|is|to|has|alone|false)[^\s`,;:]+)"
 
@@ -26,7 +26,7 @@ def test_every_answer_names_real_options_values_and_commands(names):
         for line in re.findall("`phalanx ([^`]+)`", answer):
             command = next(known for known in COMMANDS if line.startswith(known))
             words = line.removeprefix(command).split()
-            assert not parse_args(REGISTERED[command], words).problems, f"{name}: {answer}"
+            assert not parse_args(REGISTERED_COMMANDS[command], words).problems, f"{name}: {answer}"
         for flag, value in re.findall(VALUE, answer.partition(";")[0]):
             if OPTIONS.get(flag) and OPTIONS[flag].choices:
                 assert value in OPTIONS[flag].choices, f"{name}: {answer}"

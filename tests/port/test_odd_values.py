@@ -8,10 +8,10 @@ import pytest
 from phalanx.cli.port_plan import list_flags
 from phalanx.dialects.runner import RUNNER
 from phalanx.errors import UserError
-from phalanx.port import ported
+from phalanx.port import ported_command
 from phalanx.port.dialect_choice import DIALECTS
 from phalanx.port.launchers import LAUNCHERS
-from phalanx.port.words import OldLine
+from phalanx.port.shell_text import OldLine
 
 VALUES = (
     "0", "-3", "0.0", "1e9", "nan", "inf", "abc", "1/0", "False", "", "{a: 1}", "1e-999999999",
@@ -46,13 +46,13 @@ SCRIPTS = {
 @pytest.fixture(autouse=True)
 def presets_are_looked_up_once(monkeypatch):
     for name in ("read_preset_values", "name_preset"):
-        monkeypatch.setattr(ported, name, cache(getattr(ported, name)))
+        monkeypatch.setattr(ported_command, name, cache(getattr(ported_command, name)))
 
 
 def is_ported(words, dialect):
     """Whether a command is ported; False where it is refused, and anything else breaks the test."""
     try:
-        ported.port_line(OldLine(tuple(words)), list_flags, dialect=dialect)
+        ported_command.port_line(OldLine(tuple(words)), list_flags, dialect=dialect)
     except UserError:
         return False
     except Exception as error:

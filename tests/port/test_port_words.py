@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.port.words import read_text_lines, read_words
+from phalanx.port.shell_text import read_text_lines, read_words
 
 
 def words(text):

@@ -8,7 +8,7 @@ from small_ports import port
 from phalanx.cli.main import main
 from phalanx.config.schema import OPTIONS
 from phalanx.dialects.table import OldValues
-from phalanx.dialects.tf2_params import say_schedule
+from phalanx.dialects.tf2_params import port_schedule
 from phalanx.dialects.tf2_table import CONFIGS, TRAIN_TABLE
 from phalanx.dialects.tf2_values import count_accumulation, count_batch
 from phalanx.plan.schedule import Schedule, make_schedule, peak_rate, read_schedule_options
@@ -173,7 +173,7 @@ def test_a_warm_up_that_outlasts_the_run_reaches_its_share(capsys):
 
 
 def test_a_rate_is_one_of_the_image():
-    effect = say_schedule("", values_of(micro_batch_size="20"))
+    effect = port_schedule("", values_of(micro_batch_size="20"))
     assert effect.flags["lr-per-image"] == "0.0001"
     assert effect.why == "0.0001 x 20 images = 0.002"
 

@@ -14,7 +14,7 @@ from phalanx.engine.train import LoopDependencies
 from phalanx.profile import step_profiler
 from phalanx.profile.step_profiler import ProfileSpec, StepProfiler
 from phalanx.ranges import RANGES
-from phalanx.report.terminal import ReaderLeft
+from phalanx.report.terminal import OutputClosed
 
 SET = {"KINETO_LOG_LEVEL", "TEARDOWN_CUPTI", "DISABLE_CUPTI_LAZY_REINIT"}
 
@@ -92,10 +92,10 @@ def test_a_reader_who_left_is_no_fault_of_the_profile(tmp_path):
     def leave(text: str) -> None:
         told.append(text)
         if len(told) == 1:  # what is written after it goes nowhere, in silence
-            raise ReaderLeft
+            raise OutputClosed
 
     profiler = make_profiler(tmp_path / "profile", tell=leave)
-    with pytest.raises(ReaderLeft):
+    with pytest.raises(OutputClosed):
         train(profiler, 0, 3)
     profiler.close()
 

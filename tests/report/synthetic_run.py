@@ -10,7 +10,7 @@ from phalanx.report.predictions import (
     Prediction,
     find_worst_mistakes,
     write_predictions,
-    write_worst,
+    write_worst_mistakes,
 )
 from phalanx.report.records import LogRow, Records, ScoreRow, StepRow
 from phalanx.report.scores import wilson_interval
@@ -97,11 +97,11 @@ def write_history(folder: Path, last_step: int, *, first_step=0, seed=0):
     """What a training loop would record between two steps."""
     records = Records(folder)
     for step in range(first_step + 1, last_step + 1):
-        records.steps([step_row(step, seed)])
+        records.add_steps([step_row(step, seed)])
         if step % 25 == 0:
-            records.log(log_row(step, seed))
+            records.add_log(log_row(step, seed))
         if step % STEPS_PER_EPOCH == 0:
-            records.score(score_row(step))
+            records.add_score(score_row(step))
     records.flush(sync=True)
 
 
@@ -162,7 +162,7 @@ def make_run(path: Path, *, seed=0, lr="0.1", classes=CLASSES, accuracy=0.86, **
     rows = make_predictions(classes=len(classes), seed=seed, accuracy=accuracy)
     write_predictions(path, rows, classes=classes)
     worst = [rows[at].index for at in find_worst_mistakes(rows)]
-    write_worst(path, worst, pixels=make_pictures(len(worst)), step=625)
+    write_worst_mistakes(path, worst, pixels=make_pictures(len(worst)), step=625)
     write_summary(path, make_summary())
     (path / "checkpoints" / "step-00000625").mkdir(parents=True)
     return run

@@ -60,7 +60,7 @@ def test_the_first_differing_step_and_quantity_are_named(tmp_path):
     a, b = short_run(tmp_path / "a", 20), short_run(tmp_path / "b", 12)
     other = step_row(13, seed=9)
     records = Records(b.path)
-    records.steps([other, step_row(14)])
+    records.add_steps([other, step_row(14)])
     records.flush()
     divergence = compare_runs(a, b).divergence
     assert (divergence.step, divergence.quantity) == (13, "loss")
@@ -72,7 +72,7 @@ def test_the_first_differing_step_and_quantity_are_named(tmp_path):
 def test_the_earliest_difference_counts_whatever_the_quantity(tmp_path):
     a, b = short_run(tmp_path / "a", 20), short_run(tmp_path / "b", 12)
     records = Records(b.path)
-    records.steps([replace(step_row(13), grad_norm=7.0), replace(step_row(14), loss=7.0)])
+    records.add_steps([replace(step_row(13), grad_norm=7.0), replace(step_row(14), loss=7.0)])
     records.flush()
     divergence = compare_runs(a, b).divergence
     assert (divergence.step, divergence.quantity, divergence.b) == (13, "grad_norm", 7.0)
@@ -81,10 +81,10 @@ def test_the_earliest_difference_counts_whatever_the_quantity(tmp_path):
 def test_steps_without_metrics_are_compared_by_their_loss(tmp_path):
     a, b = short_run(tmp_path / "a", 20), short_run(tmp_path / "b", 12)
     records, bare = Records(b.path), {"grad_norm": None, "top1": None}
-    records.steps([replace(step_row(step), **bare) for step in (13, 14)])
+    records.add_steps([replace(step_row(step), **bare) for step in (13, 14)])
     records.flush()
     assert compare_runs(a, b).divergence is None
-    records.steps([replace(step_row(15), loss=7.0, **bare)])
+    records.add_steps([replace(step_row(15), loss=7.0, **bare)])
     records.flush()
     divergence = compare_runs(a, b).divergence
     assert (divergence.step, divergence.quantity) == (15, "loss")
@@ -146,9 +146,9 @@ def test_without_shared_images_the_intervals_speak(tmp_path):
 def test_a_comparison_is_plain_data(tmp_path):
     a, b = short_run(tmp_path / "a", 3), short_run(tmp_path / "b", 2)
     records = Records(b.path)
-    records.steps([replace(step_row(3), loss=math.nan)])
+    records.add_steps([replace(step_row(3), loss=math.nan)])
     records.flush()
-    values = json.loads(json.dumps(compare_runs(a, b).as_json(), allow_nan=False))
+    values = json.loads(json.dumps(compare_runs(a, b).to_dict(), allow_nan=False))
     assert values["divergence"]["quantity"] == "loss"
     assert values["divergence"]["b"] == "nan"
     assert values["parting"] == values["divergence"], "scripts may still know the older name"

@@ -9,9 +9,9 @@ from phalanx.report.predictions import (
     confusion_matrix,
     find_worst_mistakes,
     read_predictions,
-    read_worst,
+    read_worst_mistakes,
     write_predictions,
-    write_worst,
+    write_worst_mistakes,
 )
 from synthetic_run import make_pictures, make_predictions
 
@@ -48,7 +48,7 @@ def test_predictions_of_earlier_releases_have_no_names(tmp_path):
 
 def test_without_an_evaluation_there_is_nothing_to_read(tmp_path):
     assert read_predictions(tmp_path) == []
-    assert read_worst(tmp_path) is None
+    assert read_worst_mistakes(tmp_path) is None
 
 
 def test_the_surest_mistakes_come_first_and_hits_never():
@@ -64,8 +64,8 @@ def test_the_surest_mistakes_come_first_and_hits_never():
 
 def test_pictures_read_back(tmp_path):
     pixels = make_pictures(3)
-    write_worst(tmp_path, [9, 4, 7], pixels=pixels, step=125)
-    worst = read_worst(tmp_path)
+    write_worst_mistakes(tmp_path, [9, 4, 7], pixels=pixels, step=125)
+    worst = read_worst_mistakes(tmp_path)
     assert worst.step == 125
     assert worst.indices.tolist() == [9, 4, 7]
     assert np.array_equal(worst.pixels, pixels)
@@ -73,15 +73,15 @@ def test_pictures_read_back(tmp_path):
 
 def test_pictures_of_another_shape_are_our_own_mistake(tmp_path):
     with pytest.raises(ValueError, match="uint8"):
-        write_worst(tmp_path, [0], pixels=np.zeros((1, 8, 8), dtype=np.uint8), step=1)
+        write_worst_mistakes(tmp_path, [0], pixels=np.zeros((1, 8, 8), dtype=np.uint8), step=1)
     with pytest.raises(ValueError, match="2 indices for 1"):
-        write_worst(tmp_path, [0, 1], pixels=make_pictures(1), step=1)
+        write_worst_mistakes(tmp_path, [0, 1], pixels=make_pictures(1), step=1)
 
 
 def test_damaged_files_are_named(tmp_path):
     (tmp_path / "worst.npz").write_bytes(b"PK not a zip")
     with pytest.raises(CheckpointError, match=r"worst\.npz: is damaged"):
-        read_worst(tmp_path)
+        read_worst_mistakes(tmp_path)
     (tmp_path / "predictions.csv").write_text("index,id\n1,x\n")
     with pytest.raises(CheckpointError, match=r"predictions\.csv: is damaged"):
         read_predictions(tmp_path)
@@ -93,7 +93,7 @@ def test_confusion_counts_true_classes_down_and_guesses_across():
 
 
 def test_thumbnails_with_any_byte_flipped_are_read_or_refused(tmp_path):
-    write_worst(tmp_path, [9, 4], pixels=make_pictures(2), step=125)
+    write_worst_mistakes(tmp_path, [9, 4], pixels=make_pictures(2), step=125)
     data = (tmp_path / "worst.npz").read_bytes()
     for place in [*range(0, len(data), 101), *range(len(data) - 200, len(data))]:
         for mask in (1, 0xFF):
@@ -101,4 +101,4 @@ def test_thumbnails_with_any_byte_flipped_are_read_or_refused(tmp_path):
             damaged[place] ^= mask
             (tmp_path / "worst.npz").write_bytes(damaged)
             with suppress(CheckpointError):
-                read_worst(tmp_path)
+                read_worst_mistakes(tmp_path)

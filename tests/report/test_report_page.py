@@ -10,9 +10,9 @@ import pytest
 from html_page import Page
 from phalanx.errors import CheckpointError
 from phalanx.report.folder import create_run
-from phalanx.report.page import describe_waiting, write_report
-from phalanx.report.plots import MOST_POINTS, plot_loss, thin
+from phalanx.report.plots import MOST_POINTS, downsample_curve, plot_loss
 from phalanx.report.records import Records, StepRow
+from phalanx.report.report_page import describe_data_wait, write_report
 from phalanx.report.summary import (
     AverageScore,
     Numerics,
@@ -97,8 +97,8 @@ def test_a_run_that_has_not_begun_says_so(tmp_path):
 def test_without_scores_and_metrics_there_is_no_curve_of_top1(tmp_path):
     run = create_run(tmp_path / "bare", config_text=CONFIG.format(lr=1), facts=make_facts())
     records, bare = Records(run.path), {"grad_norm": None, "top1": None}
-    records.steps([replace(step_row(step), **bare) for step in range(1, 26)])
-    records.log(replace(log_row(25), **bare))
+    records.add_steps([replace(step_row(step), **bare) for step in range(1, 26)])
+    records.add_log(replace(log_row(25), **bare))
     page = read_page(run)
     assert "Loss" in page.text and "Top-1" not in page.text
 
@@ -197,7 +197,7 @@ def test_classes_without_names_are_numbered(tmp_path):
 def test_a_diverged_run_is_still_drawn(tmp_path):
     run = create_run(tmp_path / "nan", config_text=CONFIG.format(lr=9), facts=make_facts())
     records = Records(run.path)
-    records.steps(
+    records.add_steps(
         StepRow(
             step=step,
             epoch=step / 10,
@@ -222,11 +222,11 @@ def test_damage_is_named_and_not_drawn_over(tmp_path):
 def test_long_curves_are_thinned_to_their_bounds():
     x, y = np.arange(100_000), np.zeros(100_000)
     y[77_777], y[77_778], y[5], y[9] = 3.0, -2.0, np.nan, np.inf
-    xs, ys = thin(x, y)
+    xs, ys = downsample_curve(x, y)
     assert len(xs) == len(ys) <= MOST_POINTS * 1.1
     assert (np.nanmax(ys), np.nanmin(ys)) == (3.0, -2.0)
     assert not np.isnan(ys).any()
-    assert len(thin(x[:900], y[:900])[0]) == 900
+    assert len(downsample_curve(x[:900], y[:900])[0]) == 900
 
 
 def test_drawings_leave_their_colours_to_the_page():
@@ -247,15 +247,15 @@ def test_drawings_leave_their_colours_to_the_page():
     ],
 )
 def test_waiting_gets_a_verdict(wait, words):
-    assert words in describe_waiting(wait)
+    assert words in describe_data_wait(wait)
 
 
 def test_a_report_needs_no_torch(finished_run):
     code = (
         "import sys; from pathlib import Path\n"
-        "from phalanx.report import compare, console, page\n"
+        "from phalanx.report import compare, console, report_page\n"
         "from phalanx.report.folder import open_run\n"
-        "run = open_run(Path(sys.argv[1])); page.write_report(run)\n"
+        "run = open_run(Path(sys.argv[1])); report_page.write_report(run)\n"
         "compare.compare_runs(run, run)\n"
         "sys.exit('torch' in sys.modules)\n"
     )

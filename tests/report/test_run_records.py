@@ -45,7 +45,7 @@ def test_metrics_lines_have_the_documented_form(tmp_path):
 
 def test_numbers_that_are_not_finite_stay_valid_json(tmp_path):
     records = Records(tmp_path)
-    records.steps(
+    records.add_steps(
         [StepRow(step=1, epoch=0.1, lr=0.1, loss=math.nan, grad_norm=math.inf, top1=-math.inf)]
     )
     records.flush()
@@ -63,8 +63,8 @@ def test_numbers_that_are_not_finite_stay_valid_json(tmp_path):
 
 def test_what_was_not_measured_is_left_out(tmp_path):
     records, bare = Records(tmp_path), {"grad_norm": None, "top1": None}
-    records.steps([replace(step_row(1), **bare), step_row(2)])
-    records.log(replace(log_row(25), **bare))
+    records.add_steps([replace(step_row(1), **bare), step_row(2)])
+    records.add_log(replace(log_row(25), **bare))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["top1"] for line in lines] == [None, step_row(2).top1]
     assert lines[0]["grad_norm"] is None
@@ -82,7 +82,7 @@ def test_a_cut_back_run_goes_on_to_the_same_bytes(tmp_path, killed_at):
         folder.mkdir()
     write_history(straight, 375)
     write_history(resumed, killed_at, seed=0)
-    Records(resumed).cut_back(125, scored=True)
+    Records(resumed).truncate(125, scored=True)
     write_history(resumed, 375, first_step=125)
     assert contents(resumed) == contents(straight)
 
@@ -101,15 +101,15 @@ def test_torn_lines_are_cut_off(tmp_path):
             file.write(tail)
     assert len(read_steps(tmp_path)["step"]) == 125
     assert len(read_logs(tmp_path)) == 5
-    Records(tmp_path).cut_back(125, scored=True)
+    Records(tmp_path).truncate(125, scored=True)
     assert contents(tmp_path) == whole
 
 
 def test_a_score_at_the_step_goes_when_it_must_be_taken_again(tmp_path):
     write_history(tmp_path, 250)
-    Records(tmp_path).cut_back(250, scored=True)
+    Records(tmp_path).truncate(250, scored=True)
     assert [row.step for row in read_scores(tmp_path)] == [125, 250]
-    Records(tmp_path).cut_back(250, scored=False)
+    Records(tmp_path).truncate(250, scored=False)
     assert [row.step for row in read_scores(tmp_path)] == [125]
     assert (tmp_path / "validation.csv").read_text().splitlines()[-1].startswith("125,")
     assert read_steps(tmp_path)["step"][-1] == 250
@@ -118,22 +118,22 @@ def test_a_score_at_the_step_goes_when_it_must_be_taken_again(tmp_path):
 
 def test_cutting_back_to_the_start_leaves_headers_only(tmp_path):
     write_history(tmp_path, 125)
-    Records(tmp_path).cut_back(0, scored=False)
+    Records(tmp_path).truncate(0, scored=False)
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""
     assert len((tmp_path / "training.csv").read_text().splitlines()) == 1
 
 
 def test_cutting_back_an_open_record_keeps_what_was_still_buffered(tmp_path):
     records = Records(tmp_path)
-    records.steps(step_row(step) for step in range(1, 11))
-    records.cut_back(7, scored=False)
-    records.steps([step_row(8)])
+    records.add_steps(step_row(step) for step in range(1, 11))
+    records.truncate(7, scored=False)
+    records.add_steps([step_row(8)])
     records.flush()
     assert read_steps(tmp_path)["step"] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_a_run_without_records_reads_as_empty(tmp_path):
-    Records(tmp_path).cut_back(10, scored=True)
+    Records(tmp_path).truncate(10, scored=True)
     assert read_steps(tmp_path)["step"] == []
     assert read_logs(tmp_path) == read_scores(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
@@ -150,9 +150,9 @@ def test_every_record_is_on_the_disk_before_a_checkpoint_presumes_it(
         really_sync(handle)
 
     records = Records(tmp_path)
-    records.score(score_row(125))
+    records.add_score(score_row(125))
     if averaged:
-        records.averaged_score(score_row(125))  # appended, but perhaps not yet on the disk
+        records.add_averaged_score(score_row(125))  # appended, but perhaps not yet on the disk
     monkeypatch.setattr(os, "fsync", note_and_sync)
     records.flush(sync=True)
     names = {*FILES, "averaged.csv"} if averaged else {*FILES}
@@ -163,7 +163,7 @@ def test_every_record_is_on_the_disk_before_a_checkpoint_presumes_it(
 def test_a_full_disk_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     records = Records(tmp_path)
-    records.steps([step_row(1)])
+    records.add_steps([step_row(1)])
     with pytest.raises(DiskError, match=r"metrics\.jsonl: no space left .*--resume"):
         records.flush(sync=True)
 

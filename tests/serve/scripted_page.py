@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from phalanx.serve.page import routes
+from phalanx.serve.web_page import routes
 
 
 class Script:

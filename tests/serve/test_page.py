@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from starlette.responses import PlainTextResponse
 
-from phalanx.serve import page
+from phalanx.serve import web_page
 from scripted_page import DONE, answer_well, fail, photo, running, script, serve_script
 
 __all__ = ["photo", "running", "script"]  # fixtures
@@ -231,9 +231,9 @@ def test_the_content_policy_allows_nothing_but_the_page_s_own_files(browser, scr
 
 
 def test_the_page_names_no_other_host():
-    assert [route.path for route in page.routes] == ["/", "/page.css", "/page.js"]
+    assert [route.path for route in web_page.routes] == ["/", "/page.css", "/page.js"]
     for name in ("page.html", "page.css", "page.js"):
-        text = (Path(page.__file__).with_name(name)).read_text(encoding="utf-8")
+        text = (Path(web_page.__file__).with_name(name)).read_text(encoding="utf-8")
         assert (
             re.findall(r"(?:https?:)?//[\w.]+\.\w+", text.replace("http://www.w3.org/", "")) == []
         )

@@ -17,7 +17,7 @@ from phalanx import load
 from phalanx.assemble.dataset_summary import Preprocessing
 from phalanx.cli.main import main
 from phalanx.export.metadata import METADATA_FORMAT
-from phalanx.serve.backend import BackendOptions, FittedModel, open_backends
+from phalanx.serve.backend import BackendOptions, PaddedModel, open_backends
 from small_runs import small_run
 from small_server import (
     CLASSES,
@@ -249,13 +249,13 @@ def test_a_run_is_answered_by_torch(digits, tmp_path):
     first, second = open_backends(place, options, count=2)
     metadata = first.metadata
     assert (metadata.name, metadata.model, metadata.step) == ("a run", "resnet8", 2)
-    assert "torch" in first.runtime and first.kinds == ("tensor", "image")
+    assert "torch" in first.runtime and first.input_kinds == ("tensor", "image")
     pixels = np.random.default_rng(0).integers(0, 256, (3, 12, 12, 3), np.uint8)
     model = load(place)
     with torch.inference_mode():
         wanted = model.module(model.preprocess(pixels)).numpy()
-    FittedModel(first, 4).warm_up()
-    found = FittedModel(first, 4).run(pixels)
+    PaddedModel(first, 4).warm_up()
+    found = PaddedModel(first, 4).run(pixels)
     assert np.allclose(found["logits"], wanted, atol=1e-5)
     assert metadata.has_activation_map and found["activation_map"].shape == (3, 3, 3)
     tensor = model.preprocess(pixels).numpy()

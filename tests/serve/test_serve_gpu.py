@@ -9,7 +9,7 @@ from PIL import Image
 
 import phalanx
 from phalanx.cli.main import main
-from phalanx.serve.backend import BackendOptions, FittedModel, open_backends
+from phalanx.serve.backend import BackendOptions, PaddedModel, open_backends
 from small_runs import small_run
 from small_server import open_server
 
@@ -74,8 +74,8 @@ def test_a_server_answers_as_predict_does(run, files, device, precision, apart):
 def test_batches_on_a_gpu_are_filled_up_to_sizes_that_are_captured(run):
     options = BackendOptions(device="cuda", threads=1, max_batch=8, flags={"precision": "16.16"})
     (backend,) = open_backends(run, options, count=1)
-    assert backend.sizes == (1, 2, 4, 8)
-    fitted = FittedModel(backend, 8)
+    assert backend.batch_sizes == (1, 2, 4, 8)
+    fitted = PaddedModel(backend, 8)
     fitted.warm_up()
     pixels = np.random.default_rng(0).integers(0, 256, (5, 12, 12, 3), np.uint8)
     model = phalanx.load(run, device="cpu")

@@ -382,11 +382,11 @@ def test_packed_bodies_are_in_memory_one_after_the_other(slow_server: RunningSer
 def test_what_a_body_is_unpacked_to_counts_like_a_body():
     reader = BodyReader(max_bytes=100, max_s=1.0, total_bytes=150)
     body = gzip.compress(bytes(60))
-    reader.count(90)
-    assert reader.unpack(body, "gzip") == bytes(60)
-    reader.count(60)
+    reader.add_held_bytes(90)
+    assert reader.decompress(body, "gzip") == bytes(60)
+    reader.add_held_bytes(60)
     with pytest.raises(ApiError) as refused:
-        reader.unpack(body, "gzip")
+        reader.decompress(body, "gzip")
     assert refused.value.status == 429 and "too many large requests" in refused.value.message
-    reader.count(-60)
-    assert reader.unpack(body, "gzip") == bytes(60)
+    reader.add_held_bytes(-60)
+    assert reader.decompress(body, "gzip") == bytes(60)

@@ -6,7 +6,7 @@ from pathlib import Path
 from phalanx.sweep.check import read_sweep
 from phalanx.sweep.proposals import propose_values
 from phalanx.sweep.schema import SweepFile
-from phalanx.sweep.state import Point, SweepState, Trial
+from phalanx.sweep.state import SweepState, Trial, TrialScore
 
 WIDE = """\
 # rates and choices of the demo
@@ -62,8 +62,8 @@ def ended(trial: Trial) -> Trial:
     return Trial(**{**vars(trial), **changes, "points": tuple(points)})
 
 
-def point_of(trial: Trial, epoch: int) -> Point:
+def point_of(trial: Trial, epoch: int) -> TrialScore:
     """One made-up validation."""
     score = top1_of(trial) - 0.1 / epoch
     bounds = (score - 0.02, score + 0.02)
-    return Point(step=100 * epoch, epoch=float(epoch), score=score, interval95=bounds)
+    return TrialScore(step=100 * epoch, epoch=float(epoch), score=score, interval95=bounds)

@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.sweep.proposals import TrialPruner, propose_values
 from phalanx.sweep.schema import iterate_points
-from phalanx.sweep.state import Point, Trial
+from phalanx.sweep.state import Trial, TrialScore
 from small_sweeps import WIDE, play, read_text, top1_of, write_sweep
 
 LISTS = """\
@@ -69,7 +69,7 @@ def test_tpe_keeps_away_from_where_trials_diverge(tmp_path):
     def ended(values: dict, number: int) -> Trial:
         bad = values["lr"] > 0.1
         changes = {"state": "failed", "exit_code": 5} if bad else {"state": "done"}
-        points = () if bad else (Point(step=1, epoch=1.0, score=0.5),)
+        points = () if bad else (TrialScore(step=1, epoch=1.0, score=0.5),)
         return Trial(number=number, values=values, points=points, **changes)
 
     trials: list[Trial] = []
@@ -112,7 +112,7 @@ def test_halving_remembers_who_reached_a_rung(tmp_path):
         hopeless = judge.should_prune(score)
         assert hopeless == (score == 0.4)
         state = "pruned" if hopeless else "done"
-        points = (Point(step=1, epoch=1.0, score=score),)
+        points = (TrialScore(step=1, epoch=1.0, score=score),)
         ended = Trial(number=number, values=values, state=state, points=points, rungs=judge.rungs)
         assert ended.rungs == {"completed_rung_0": score}
         trials.append(ended)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from phalanx.errors import CheckpointError, ConfigError
-from phalanx.sweep.state import Point, Trial, create_sweep, load_sweep
+from phalanx.sweep.state import Trial, TrialScore, create_sweep, load_sweep
 from phalanx.sweep.table import describe_sweep, format_table
 from small_sweeps import WIDE, play, read_text
 
@@ -17,7 +17,7 @@ def test_a_journal_reads_back_as_it_was_written(tmp_path):
     state = create_sweep(tmp_path / "sweep", sweep)
     for trial in play(sweep, tmp_path, count=8).trials:
         state = state.with_trial(trial)
-    odd = Point(step=1, epoch=0.5, score=math.inf)
+    odd = TrialScore(step=1, epoch=0.5, score=math.inf)
     running = Trial(number=8, values={"lr": 0.1}, points=(odd,), process=("here", 12))
     state = state.with_trial(running)
     assert load_sweep(state.folder, sweep).trials == state.trials
@@ -66,7 +66,7 @@ def test_the_state_of_an_earlier_version_is_read_and_kept(tmp_path):
         number=0,
         values={"keep": 4},
         state="failed",
-        points=(Point(step=8, epoch=0.5, score=math.inf, interval95=(0.1, 0.2)),),
+        points=(TrialScore(step=8, epoch=0.5, score=math.inf, interval95=(0.1, 0.2)),),
         seconds=31.5,
         exit_code=5,
         reason="diverged",

@@ -19,7 +19,7 @@ from phalanx.engine.checkpoint_store import list_checkpoints
 from phalanx.errors import CheckpointError
 from phalanx.report.records import SCORE_FIELDS, read_scores
 from phalanx.sweep.check import read_sweep
-from phalanx.sweep.process import TrialProcess, open_trial_log, read_points
+from phalanx.sweep.process import TrialProcess, open_trial_log, read_trial_scores
 from phalanx.sweep.runner import lock_sweep
 from phalanx.sweep.state import Trial, create_sweep
 from small_runs import small_run, start_phalanx
@@ -272,10 +272,10 @@ def test_a_trial_without_memory_fails_alone_and_a_full_disk_ends_the_sweep(
 def test_scores_that_are_damaged_are_refused_by_name(tmp_path, line):
     head = ",".join(SCORE_FIELDS).encode() + b"\n"
     (tmp_path / "validation.csv").write_bytes(head + b"1," * (len(SCORE_FIELDS) - 1) + b"1\n")
-    assert len(read_points(tmp_path, "loss")) == 1
+    assert len(read_trial_scores(tmp_path, "loss")) == 1
     (tmp_path / "validation.csv").write_bytes(head + line)
     with pytest.raises(CheckpointError, match=r"/validation\.csv: is damaged \("):
-        read_points(tmp_path, "loss")
+        read_trial_scores(tmp_path, "loss")
 
 
 def test_two_processes_cannot_run_one_sweep(tmp_path):

@@ -5,7 +5,12 @@ import math
 import pytest
 from shown_numbers import read_tensorboard
 
-from phalanx.trackers.event_file import EventFile, hyperparameters, scalars, text
+from phalanx.trackers.event_file import (
+    EventFile,
+    build_hyperparameter_start,
+    build_scalar_summary,
+    build_text_summary,
+)
 
 pytest.importorskip("tensorboard")
 
@@ -14,7 +19,7 @@ def write(folder, steps):
     events = EventFile(folder / "tensorboard")
     newest = dict(events.newest)
     for step in steps:
-        events.add_summary(scalars({"train/loss": 1 / step}), step=step)
+        events.add_summary(build_scalar_summary({"train/loss": 1 / step}), step=step)
     events.close()
     return newest
 
@@ -34,7 +39,7 @@ def test_a_file_torn_at_any_byte_goes_on_with_whole_events(tmp_path):
 def test_numbers_keep_their_sign_size_and_kind(tmp_path):
     values = {"a": -2.5, "b": math.inf, "c": 1e300, "d": 3, "e": math.nan, "ü/1": 0.1}
     events = EventFile(tmp_path / "tensorboard")
-    events.add_summary(scalars(values), step=2**40)
+    events.add_summary(build_scalar_summary(values), step=2**40)
     events.close()
     shown = {name: points for name, points in read_tensorboard(tmp_path).items()}
     assert {step for points in shown.values() for step, _ in points} == {2**40}
@@ -48,9 +53,11 @@ def test_texts_and_hyperparameters_reach_their_pages(tmp_path):
     from tensorboard.plugins.hparams import metadata
 
     events = EventFile(tmp_path)
-    events.add_summary(text("options", "| a | b\udcff |"))  # of a path that is no UTF-8
+    events.add_summary(
+        build_text_summary("options", "| a | b\udcff |")
+    )  # of a path that is no UTF-8
     chosen = {"lr": 0.1, "epochs": 2, "nesterov": True, "model": "resnet8", "mixup": None}
-    events.add_summary(hyperparameters(chosen, group="run", begin=12.5))
+    events.add_summary(build_hyperparameter_start(chosen, group="run", begin=12.5))
     events.close()
     read = EventAccumulator(str(tmp_path))
     read.Reload()

@@ -95,13 +95,13 @@ def test_an_option_comes_before_what_is_stored_and_that_before_the_environment(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////first.db")
     tracker, note = open_run_there(run)
     assert note == "run r0 at sqlite:////first.db"
-    tracker.state.told["train"] = 7
+    tracker.state.last_steps["train"] = 7
     tracker.state.save()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://other")
     assert open_run_there(run)[1] == note
     tracker, note = open_run_there(run, "http://third")
     assert note == "run r1 at http://third"
-    assert tracker.state.told == {}, "there it is told from the first step on"
+    assert tracker.state.last_steps == {}, "there it is told from the first step on"
 
 
 def test_a_run_is_created_once_and_its_results_are_sent_once(run, server):

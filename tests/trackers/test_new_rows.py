@@ -8,7 +8,7 @@ def add_score(records, step, top1):
     row = ScoreRow(
         step=step, epoch=1.0, scored=4, top1=top1, top5=None, loss=1.0, interval95=(0.0, 1.0)
     )
-    records.score(row)
+    records.add_score(row)
 
 
 def test_rows_come_once_whole_and_with_the_best_score_so_far(tmp_path):

@@ -20,11 +20,11 @@ def test_hyperparameters_are_what_was_set_and_a_trial_belongs_to_its_sweep(tmp_p
 def test_a_damaged_state_is_an_empty_one(tmp_path):
     run = create_run(tmp_path / "run", config_text="seed: 1\n", facts={})
     state = load_state(run, "wandb")
-    state.told["train"], state.facts["id"] = 7, "abc"
+    state.last_steps["train"], state.facts["id"] = 7, "abc"
     state.save()
     again = load_state(run, "wandb")
-    assert (again.told, again.facts) == ({"train": 7}, {"id": "abc"})
+    assert (again.last_steps, again.facts) == ({"train": 7}, {"id": "abc"})
     for damage in ("", "[1]", "null", '{"told": 3}', '{"told": {"train": "x"}}', "{}"):
         state.path.write_text(damage)
         again = load_state(run, "wandb")
-        assert (again.told, again.facts) == ({}, {}), damage
+        assert (again.last_steps, again.facts) == ({}, {}), damage

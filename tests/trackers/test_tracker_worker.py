@@ -47,10 +47,10 @@ class OneThatFails:
 
 
 def test_what_was_told_is_saved_before_the_run_is_ended_there(run):
-    tracked = worker._TrackedRun(OneThatFails(), run, "mlflow", say=lambda note: None)
+    tracked = worker._TrackedRun(OneThatFails(), run, "mlflow", print_note=lambda note: None)
     tracked._save_at = time.monotonic() + 100
     assert not tracked.end("finished")
-    assert load_state(run, "mlflow").told == {"train": 5}
+    assert load_state(run, "mlflow").last_steps == {"train": 5}
 
 
 def test_what_failed_is_tried_again_without_a_message(monkeypatch):
@@ -79,7 +79,7 @@ def test_a_killed_run_is_told_to_the_end_by_one_process_at_a_time(run):
         late.stdin.close()
         fcntl.flock(lock, fcntl.LOCK_UN)
         assert late.wait(timeout=30) == 0, (trackers / "log").read_text()
-    assert load_state(run, "tensorboard").told == {"train": 5}
+    assert load_state(run, "tensorboard").last_steps == {"train": 5}
 
 
 def start_tensorboard(run: RunFolder, notes: list[str]) -> tuple[Trackers, int]:

@@ -18,7 +18,7 @@ from phalanx.engine.checkpoint_store import list_checkpoints, step_in_name
 from phalanx.engine.dynamic_loss_scale import DynamicLossScale
 from phalanx.errors import ConfigError, Stopped, UserError
 from phalanx.plan.plan import Plan
-from phalanx.report.folder import RunFolder, read_json_object, to_json
+from phalanx.report.folder import RunFolder, format_json, read_json_object
 from phalanx.report.records import Records, read_metrics
 from phalanx.report.terminal import clean_name
 from phalanx.units import format_plural
@@ -182,7 +182,7 @@ class BlackBox:
                 for row in rows
             ],
         }
-        write_atomically(run.path / _BLACKBOX, to_json(box))
+        write_atomically(run.path / _BLACKBOX, format_json(box))
 
 
 def _checkpoint_before(run: RunFolder, step: int) -> Path | None:

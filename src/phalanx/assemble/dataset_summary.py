@@ -89,11 +89,11 @@ def inspect_dataset(config: Config) -> DatasetSummary:
 
 def _describe_data(config: Config, valid_images: int) -> Iterator[str]:
     """How a folder is read, and how many images --val-split held out."""
-    from phalanx.data.formats.detect import describe_found
+    from phalanx.data.formats.detect import describe_data_layout
 
     data, folder = _locate_data(config)
     if folder is not None and (
-        text := describe_found(data, Path(folder).expanduser(), build_layout_options(config))
+        text := describe_data_layout(data, Path(folder).expanduser(), build_layout_options(config))
     ):
         yield text
     if config.data.val_split is not None:
@@ -297,9 +297,9 @@ def fit_settings(settings: Settings, counts: DatasetCounts) -> Settings:
 
 def _find_centre_share() -> float:
     """The default share of the short side that is seen in evaluation, for old checkpoints."""
-    from phalanx.data.transforms.transform import CENTRE_SHARE
+    from phalanx.data.transforms.transform import CENTRE_CROP_FRACTION
 
-    return CENTRE_SHARE
+    return CENTRE_CROP_FRACTION
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,7 +101,7 @@ class LoadedFeed:
             blank = _blank_batch(rows, self.loader.spec.image_size, self._normaliser.device)
             yield from [blank] * len(self._place.valid_share.batches(-(-images // rows)))
             return
-        own = self.loader.evaluation(self._plan.valid_batch, self._place.valid_share)
+        own = self.loader.evaluation_batches(self._plan.valid_batch, self._place.valid_share)
         batches = ([batch] for batch in own)
         for (batch,) in self._on_device(batches, "valid"):
             assert batch.indices is not None
@@ -163,12 +163,13 @@ class LoadedFeed:
 
     def step_images(self, step: int) -> list[StepImage]:
         """The images of a step, counted from 1; for an unreadable one, its replacement."""
-        order, source, bad = self.loader.spec.order, self.loader.source("train"), self.loader.bad
+        order, source = self.loader.spec.order, self.loader.source("train")
+        bad = self.loader.bad_images["train"]
         assert order is not None
         images = []
         for position in order.positions(step - 1).tolist():
             index = int(order.indices([position])[0])
-            while index in bad["train"]:  # the reader replaces it by the next one, too
+            while index in bad:  # the reader replaces it by the next one, too
                 index = (index + 1) % len(source)
             label = source.classes[int(source.labels[index])]
             images.append(StepImage(position, source.name(index), label))
@@ -178,7 +179,7 @@ class LoadedFeed:
         """Images that could not be read: name and reason."""
         return {
             self.loader.names(split, [index])[0]: reason
-            for split, found in self.loader.bad.items()
+            for split, found in self.loader.bad_images.items()
             for index, reason in sorted(found.copy().items())  # a thread may add to it
         }
 
@@ -194,11 +195,11 @@ class LoadedFeed:
 
     def seen(self) -> dict[str, NDArray[np.uint32]]:
         """The checksums of the images read so far, by split."""
-        return self.loader.seen
+        return self.loader.image_checksums
 
     def restore_seen(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
         """Compare all images with the checksums from earlier processes of this run."""
-        self.loader.restore_seen(checksums)
+        self.loader.restore_checksums(checksums)
 
     def notes(self) -> dict[str, str]:
         """Notes for the user so far, by key; only the first note of a key needs to be shown."""
@@ -334,7 +335,7 @@ def build_normaliser(
         preprocessing.mean,
         preprocessing.std,
         device=device,
-        how=preprocessing.normalization,
+        normalization=preprocessing.normalization,
         on_host=on_host,
         as_bytes=config is None or config.data.eight_bit_io is not False,
     )

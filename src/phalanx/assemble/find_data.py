@@ -151,13 +151,13 @@ def _place_data(settings: Settings, place: str) -> Settings:
 
 def _choose_data(found: "list[DetectedDataset]", place: str) -> dict[str, str]:
     """The flags that name the dataset; none if none was found."""
-    from phalanx.data.formats.detect import describe_choices, describe_conversion
+    from phalanx.data.formats.detect import describe_conversion, describe_several_datasets
 
     ready = [finding for finding in found if finding.data in DATASETS]
     if found and not ready:
         raise DataError(describe_conversion(found[0]))
     if len(ready) > 1:
-        raise ConfigError(describe_choices(Path(place), ready))
+        raise ConfigError(describe_several_datasets(Path(place), ready))
     return {"data": ready[0].data, "data-dir": str(ready[0].folder)} if ready else {}
 
 

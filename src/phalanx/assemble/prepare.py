@@ -30,10 +30,10 @@ from phalanx.engine.checkpoint_store import (
 from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.plan.machine_choice import choose_machine, refuse_missing_devices, reuse_machine
 from phalanx.plan.plan import Plan, make_plan
-from phalanx.report.environment import describe_environment, hash_code
+from phalanx.report.environment import collect_environment, hash_code
 from phalanx.report.folder import RunFolder, create_run, open_run
-from phalanx.report.page import write_report
 from phalanx.report.records import describe_missing_rows, find_changed_record
+from phalanx.report.report_page import write_report
 from phalanx.report.summary import Summary, read_summary
 from phalanx.trackers.choice import refuse_missing_trackers
 
@@ -133,7 +133,7 @@ def write_run(
         "chosen": _choice_in(plan),
         "plan": plan.facts(),
         "notes": list(plan.warnings),
-        "environment": describe_environment(),
+        "environment": collect_environment(),
         "classes": list(dataset.classes),
         "data": dataset.fingerprints,
         "data_snapshots": dataset.snapshots,

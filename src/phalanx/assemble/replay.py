@@ -11,7 +11,7 @@ from phalanx.assemble.session import Session
 from phalanx.engine.checkpoint_store import list_checkpoints, step_in_name
 from phalanx.engine.probe import NonFiniteFinding, Probe
 from phalanx.errors import CheckpointError
-from phalanx.report.records import json_number, read_metrics
+from phalanx.report.records import read_metrics, to_json_number
 
 _COMPARED = ("loss", "grad_norm", "top1")  # the metrics of a step, in order
 
@@ -40,7 +40,7 @@ class Replay:
     def as_json(self) -> dict[str, Any]:
         """Plain values; a number that is not finite as text."""
         numbers = {
-            name: json_number(getattr(self, name))
+            name: to_json_number(getattr(self, name))
             for name in ("lr", "loss", "grad_norm", "top1", "loss_scale")
         }
         return {
@@ -106,7 +106,7 @@ def _compare_with_record(prepared: PreparedRun, step: int, metrics: list[float])
     row = rows.get(step)
     if row is None:
         return None
-    seen = dict(zip(_COMPARED, map(json_number, metrics), strict=True))
+    seen = dict(zip(_COMPARED, map(to_json_number, metrics), strict=True))
     if prepared.config.train.disable_metrics:
         return bool(row["loss"] == seen["loss"])
     return all(row[name] in (None, number) for name, number in seen.items())

@@ -12,7 +12,7 @@ from phalanx.report.predictions import (
     Prediction,
     find_worst_mistakes,
     write_predictions,
-    write_worst,
+    write_worst_mistakes,
 )
 from phalanx.report.records import LogRow, Records, ScoreRow, StepRow
 from phalanx.report.scores import wilson_interval
@@ -46,7 +46,7 @@ class RunRecorder:
         """Write a line of metrics.jsonl for each step."""
         if not self._writes:
             return
-        self._records.steps(
+        self._records.add_steps(
             StepRow(
                 step=step,
                 epoch=self._plan.epoch_at(step),
@@ -72,7 +72,7 @@ class RunRecorder:
             data_wait=interval.data_wait,
         )
         if self._writes:
-            self._records.log(row)
+            self._records.add_log(row)
             self._trackers.notify(state.step)
         self._console.log(row)
         self._warn_of_images()
@@ -94,20 +94,20 @@ class RunRecorder:
         self._warn_of_images()
         if not self._writes:
             return
-        self._records.score(row)
+        self._records.add_score(row)
         self._trackers.notify(state.step)
         predictions = _list_predictions(score, self._feed.names(score.indices))
         write_predictions(self._records.folder, predictions, classes=self._classes)
         worst = [predictions[place].index for place in find_worst_mistakes(predictions)]
         if worst:
             pixels = self._feed.thumbnails(worst)
-            write_worst(self._records.folder, worst, pixels=pixels, step=state.step)
+            write_worst_mistakes(self._records.folder, worst, pixels=pixels, step=state.step)
 
     def on_averaged_score(self, state: TrainState, score: Score) -> None:
         """Print and write the score of the averaged weights."""
         row = make_score_row(score, self._plan, step=state.step)
         if self._writes:
-            self._records.averaged_score(row)
+            self._records.add_averaged_score(row)
             self._trackers.notify(state.step)
         self._console.print(f"averaged weights: top-1 {row.top1:.2%}, loss {row.loss:.4f}")
 

@@ -18,7 +18,7 @@ from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.config.fields import match_case
 from phalanx.config.presets import is_preset, iterate_old_presets, iterate_presets
 from phalanx.config.read import Settings, merge_layers, read_flags, read_stored_settings
-from phalanx.data.transforms.transform import CENTRE_SHARE
+from phalanx.data.transforms.transform import CENTRE_CROP_FRACTION
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
     find_best_step,
@@ -243,7 +243,7 @@ def _refuse_other_preprocessing(settings: Settings, facts: dict[str, Any], where
     size = trained["image_size"]
     asked_and_trained = {
         "image-size": (config.data.image_size or size, size),
-        "eval-crop": (config.augment.eval_crop, trained.get("eval_crop", CENTRE_SHARE)),
+        "eval-crop": (config.augment.eval_crop, trained.get("eval_crop", CENTRE_CROP_FRACTION)),
         "normalization": (choose_normalization(config), trained.get("normalization", "mean-std")),
         "exif-orientation": (config.data.exif_orientation, trained.get("exif_orientation", False)),
     }

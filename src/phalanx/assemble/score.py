@@ -209,7 +209,7 @@ def read_pixels(
             found = image.read(limits, upright=session.preprocessing.exif_orientation)
             transform.apply_evaluation(found, pixels[row])
         except BadImage as bad:
-            problems[row] = bad.why
+            problems[row] = bad.reason
     return pixels, problems
 
 

@@ -17,13 +17,13 @@ from phalanx.data.formats.decode import BadImage
 from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
 from phalanx.data.loading.loader import Loader
 from phalanx.data.loading.opened_rows import is_gpu_decodable
-from phalanx.data.loading.stage_rates import Rate, describe_bottleneck, time_stages
+from phalanx.data.loading.stage_rates import StageRate, describe_bottleneck, time_stages
 from phalanx.engine.checkpoint_store import find_best, newest_checkpoint
 from phalanx.engine.state import TrainState, hash_weights
 from phalanx.kernels.rounding import COUNTS
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
-from phalanx.report.environment import describe_environment
+from phalanx.report.environment import collect_environment
 from phalanx.report.records import read_averaged_top1, read_scores
 from phalanx.report.summary import BestScore, InputNote, Numerics, Summary
 
@@ -119,7 +119,7 @@ def _describe_input(session: Session) -> InputNote | None:
             images_per_second_needed=needed,
             stages={},
         )
-    stages: list[Rate] = []
+    stages: list[StageRate] = []
     with suppress(BadImage):  # a file was deleted: the summary does without this part
         stages = list(time_stages(feed.loader.reader("train"), _SECONDS, _SAMPLES))
     if not stages:
@@ -169,5 +169,5 @@ def gather_run_facts(prepared: PreparedRun, session: Session) -> dict[str, Any]:
         "data_manifest": prepared.dataset.manifest,
         "global_batch": prepared.plan.global_batch,
         "plan": prepared.plan.facts(),
-        "code": describe_environment(),
+        "code": collect_environment(),
     }

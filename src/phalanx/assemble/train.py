@@ -47,13 +47,13 @@ from phalanx.plan.layout import describe_devices, describe_layout
 from phalanx.plan.share import Role
 from phalanx.profile.step_profiler import StepProfiler
 from phalanx.report.console import Console
-from phalanx.report.page import write_report
 from phalanx.report.records import Records, read_averaged_top1, read_scores
+from phalanx.report.report_page import write_report
 from phalanx.report.summary import Summary, write_summary
 from phalanx.report.terminal import clean_name
 from phalanx.signals import StopRequest, listening
 from phalanx.trackers.choice import choose_trackers
-from phalanx.trackers.processes import Trackers, tracking
+from phalanx.trackers.processes import Trackers, track_run
 from phalanx.units import format_plural
 
 _IMAGES_SHOWN = 6
@@ -107,7 +107,7 @@ def train(
         _announce(training)
         if role.writes:
             shown = choose_trackers(prepared.config), training.console.print
-            stack.enter_context(tracking(training.trackers, prepared.run, *shown))
+            stack.enter_context(track_run(training.trackers, prepared.run, *shown))
         _run_loop(training, fit)
         training.session.state.settle()
         _collect_findings(training)
@@ -199,7 +199,7 @@ def _go_to_start(training: TrainingRun) -> None:
     if state.step == prepared.plan.total_steps:
         state.scores.pop(state.step, None)  # killed before the summary: the last score is redone
     if training.role.writes:
-        training.records.cut_back(state.step, scored=state.step in state.scores)
+        training.records.truncate(state.step, scored=state.step in state.scores)
 
 
 def _restore_seen(training: TrainingRun) -> None:
@@ -301,8 +301,8 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
         _collect_findings(training)
         if training.role.writes:
             training.records.flush(sync=True)
-            is_last = state.step == plan.total_steps
-            state.records = training.records.checksums(last_step=state.step if is_last else None)
+            last_step = state.step if state.step == plan.total_steps else None
+            state.records = training.records.compute_checksums(last_step=last_step)
         training.saver.save(state)
 
     def describe_images(step: int) -> str:

@@ -15,7 +15,7 @@ from phalanx.assemble.torch_setup import prepare_torch
 from phalanx.bench.synthetic_steps import build_synthetic_step
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
-from phalanx.data.loading.cache import free_memory
+from phalanx.data.loading.cache import read_free_memory
 from phalanx.data.loading.stage_rates import measure_rate
 from phalanx.errors import ConfigError, is_out_of_memory
 from phalanx.plan.plan import Plan
@@ -24,7 +24,7 @@ from phalanx.units import format_bytes
 _LEAST_SIZE = 2
 _FIRST_SIZE = 8
 _GRAIN = 16  # the largest size is found to this part of itself
-SHARE_OF_FREE = 0.9  # of the host's memory; the rest is for everybody else
+FREE_MEMORY_FRACTION = 0.9  # of the host's memory; the rest is for everybody else
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class BatchSizes:
         """How many such parts make the global batch."""
         return self.global_batch // self.batch_size
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         suggested = {"batch-size": self.batch_size, "gradient-accumulation": self.accumulation}
         found = {"largest": self.largest, "fastest": self.fastest.size}
@@ -92,7 +92,7 @@ def find_batch_size(
         trial = BatchSizeTrial(size=size)
         if device.type != "cuda":
             kept = _memory_now(device) - before  # what earlier trials left is used again
-            trial = replace(trial, problem=explain_no_room(size, trials, free_memory() + kept))
+            trial = replace(trial, problem=explain_no_room(size, trials, read_free_memory() + kept))
         if not trial.problem:
             rate, peak = _try_size(settings.config, plan, device, size=size, seconds=seconds)
             trial = replace(trial, problem="out of memory")
@@ -141,7 +141,7 @@ def explain_no_room(size: int, trials: Sequence[BatchSizeTrial], free: int) -> s
         return ""
     (less, low), (more, high) = known[-2:] if len(known) > 1 else ((0, 0), known[0])
     needed = high + max(0, high - low) * (size - more) // (more - less)
-    if needed <= SHARE_OF_FREE * free:
+    if needed <= FREE_MEMORY_FRACTION * free:
         return ""
     return f"not tried: needs about {format_bytes(needed)}, {format_bytes(free)} are free"
 

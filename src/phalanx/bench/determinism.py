@@ -10,14 +10,14 @@ import torch
 
 from phalanx.assemble.dataset_summary import plan_run
 from phalanx.assemble.torch_setup import DETERMINISM, prepare_torch
-from phalanx.bench.paired import Ratio, measure_pairs
+from phalanx.bench.paired_ratio import PairedRatio, measure_pairs
 from phalanx.bench.synthetic_steps import build_synthetic_step
 from phalanx.catalog.plugins import load_plugins
 from phalanx.config.read import Settings
 from phalanx.data.process_pool import SpawnExecutor
 from phalanx.plan.plan import Plan
 
-_BESIDE = "off"  # what the others are compared with
+_BASELINE = "off"  # what the others are compared with
 _NOTES = {
     "cpu": "on a CPU all three run the same kernels, so a ratio of 1 is expected",
     "cuda": "off lets cuDNN time its kernels, seeded takes what cuDNN expects to be fastest, "
@@ -28,10 +28,10 @@ _NOTES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class DeterminismCost:
     """Rates of the values of --determinism, divided by that of off."""
 
-    ratios: dict[str, Ratio]  # by value, in steps/s
+    ratios: dict[str, PairedRatio]  # by value, in steps/s
     device: str
     steps: int  # in a block
 
@@ -40,7 +40,7 @@ class Cost:
         """What to know about ratios on this device."""
         return _NOTES[torch.device(self.device).type]
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         ratios = {
             name: {
@@ -48,7 +48,7 @@ class Cost:
                 "interval95": ratio.interval95,
                 "pairs": len(ratio.pairs),
                 "steps_per_second": ratio.ours,
-                f"{_BESIDE}_steps_per_second": ratio.theirs,
+                f"{_BASELINE}_steps_per_second": ratio.theirs,
             }
             for name, ratio in self.ratios.items()
         }
@@ -57,14 +57,14 @@ class Cost:
 
 def measure_determinism(
     settings: Settings, *, pairs: int, steps: int, done: Callable[[str, int], None]
-) -> Cost:
+) -> DeterminismCost:
     """Steps/s of seeded and strict over those of off, on synthetic images, in paired blocks."""
     plan, _ = plan_run(settings, without_data=True)
     device = prepare_torch(plan)
     with ExitStack() as stack:
         blocks = {
             name: stack.enter_context(
-                _own_process(settings, replace(plan, determinism=name), steps)
+                _open_step_process(settings, replace(plan, determinism=name), steps)
             )
             for name in DETERMINISM
         }
@@ -72,16 +72,16 @@ def measure_determinism(
             block()  # fills caches, chooses kernels
         ratios = {
             name: measure_pairs(
-                blocks[name], blocks[_BESIDE], pairs=pairs, done=partial(done, name)
+                blocks[name], blocks[_BASELINE], pairs=pairs, done=partial(done, name)
             )
             for name in blocks
-            if name != _BESIDE
+            if name != _BASELINE
         }
-    return Cost(ratios=ratios, device=str(device), steps=steps)
+    return DeterminismCost(ratios=ratios, device=str(device), steps=steps)
 
 
 @contextmanager
-def _own_process(settings: Settings, plan: Plan, steps: int) -> Iterator[Callable[[], int]]:
+def _open_step_process(settings: Settings, plan: Plan, steps: int) -> Iterator[Callable[[], int]]:
     """A call that takes so many steps in a new process, in which no kernel was chosen before.
 
     In one process, cuDNN would reuse for all what it chose for the first, and cuBLAS reads its

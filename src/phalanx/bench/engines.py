@@ -18,7 +18,7 @@ import torch
 
 from phalanx.assemble.prepare import PreparedRun, prepare_new
 from phalanx.assemble.train import TrainingRun, loop_dependencies, open_training
-from phalanx.bench.paired import Ratio
+from phalanx.bench.paired_ratio import PairedRatio
 from phalanx.bench.synthetic_steps import synchronise
 from phalanx.config.read import Settings
 from phalanx.engine.state import hash_weights
@@ -33,7 +33,7 @@ from phalanx.units import format_plural
 class EngineComparison:
     """The rate of the Lightning engine over that of the native loop, and both final weights."""
 
-    ratio: Ratio  # in images/s
+    ratio: PairedRatio  # in images/s
     steps: int  # in a block
     steps_trained: int  # by each engine in total
     hashes: tuple[str, str]  # of the final weights: lightning, native
@@ -60,7 +60,7 @@ class EngineComparison:
         )
         return f"weights {steps}: differ by up to {self.largest_difference:.3g}; {why}"
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         return {
             "model": self.model,
@@ -102,7 +102,7 @@ def measure_engines(
         lightning, native = (training.session.gather_weights() for training in runs)
         plan = runs[0].session.plan
         return EngineComparison(
-            ratio=Ratio(tuple(rates[0]), tuple(rates[1])),
+            ratio=PairedRatio(tuple(rates[0]), tuple(rates[1])),
             steps=steps,
             steps_trained=runs[1].session.state.step,
             hashes=(hash_weights(lightning), hash_weights(native)),

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from phalanx.assemble.feed import build_normaliser
 from phalanx.assemble.session import Session
-from phalanx.bench.measurement import BenchJob, build_result, make_room, start_clock, watch_ranks
+from phalanx.bench.measurement import (
+    BenchJob,
+    build_result,
+    release_memory,
+    start_clock,
+    watch_ranks,
+)
 from phalanx.bench.memory_fit import explain_full_forward, refuse_large_forward
 from phalanx.bench.result import BenchResult
 from phalanx.bench.synthetic_steps import synchronise
@@ -26,7 +32,7 @@ _PERCENTILES = {"p50": (50, 1), "p95": (95, 20), "p99": (99, 100)}  # and the ca
 
 def measure_inference(open_session: Callable[[], Session], job: BenchJob) -> BenchResult:
     """Score batches until all blocks are measured; then one at a time, for the latency."""
-    make_room()
+    release_memory()
     with open_session() as session:
         refuse_large_forward(session)
         try:

@@ -33,16 +33,16 @@ class LrSweep:
     noise: float  # standard deviation of a step's loss
 
     @property
-    def suggested(self) -> float | None:
+    def suggested_lr(self) -> float | None:
         """The smaller of the two rates; None if the loss did not clearly fall."""
         if self.steepest is None:
             return None
         return min(self.steepest, self.tenth or self.steepest)
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON; a loss that is not finite is null."""
         losses = [loss if isfinite(loss) else None for loss in self.losses]
-        return {**asdict(self), "losses": losses, "suggested": self.suggested}
+        return {**asdict(self), "losses": losses, "suggested": self.suggested_lr}
 
 
 class ExplosionDetector:

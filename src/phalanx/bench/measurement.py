@@ -13,9 +13,9 @@ from phalanx.assemble.session import Session
 from phalanx.bench.batch_size_finder import reset_peak
 from phalanx.bench.blocks import BlockClock, Timing
 from phalanx.bench.energy import EnergyMeter, read_clock_mhz
-from phalanx.bench.result import BenchResult, describe_bench_environment
+from phalanx.bench.result import BenchResult, collect_bench_environment
 from phalanx.parallel.watchdog import Watchdog
-from phalanx.report.environment import describe_environment
+from phalanx.report.environment import collect_environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class BenchJob:
     done: Callable[[int, int], None] = lambda block, blocks: None  # blocks measured, and all
 
 
-def make_room() -> None:
+def release_memory() -> None:
     """Free the memory of this process's last benchmark, and reset the peak."""
     gc.collect()  # states contain reference cycles
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -95,7 +95,7 @@ def build_result(session: Session, job: BenchJob, clock: BlockClock, **more: Any
         peak_memory_bytes=max(peaks, default=None),
         energy_j_per_image=sum(joules) / clock.images if joules and clock.images else None,
         environment={
-            **describe_bench_environment(_name_device(session.device)),
+            **collect_bench_environment(_name_device(session.device)),
             "clock_mhz": clock_mhz,
         },
         **more,
@@ -106,4 +106,4 @@ def _name_device(device: torch.device) -> str:
     """What the device calls itself."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return str(describe_environment()["processor"])
+    return str(collect_environment()["processor"])

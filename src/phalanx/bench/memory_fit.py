@@ -12,13 +12,13 @@ from phalanx.assemble.memory import peak_resident, predict_step_memory
 from phalanx.assemble.session import Session
 from phalanx.assemble.torch_setup import pick_device
 from phalanx.bench.batch_size_finder import (
-    SHARE_OF_FREE,
+    FREE_MEMORY_FRACTION,
     find_batch_size,
     search_sizes,
 )
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
-from phalanx.data.loading.cache import free_memory
+from phalanx.data.loading.cache import read_free_memory
 from phalanx.engine.step import compute_logits
 from phalanx.errors import ConfigError, is_out_of_memory
 from phalanx.plan.machine_choice import count_local_ranks
@@ -115,7 +115,7 @@ def _is_on_gpu(plan: Plan) -> bool:
 
 def _count_free(plan: Plan) -> int:
     """Free bytes of memory for each rank of this host."""
-    return int(SHARE_OF_FREE * free_memory() / count_local_ranks(plan.layout))
+    return int(FREE_MEMORY_FRACTION * read_free_memory() / count_local_ranks(plan.layout))
 
 
 def _surely_fits(rows: int, plan: Plan, free: int) -> bool:

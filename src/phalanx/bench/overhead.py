@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from phalanx.assemble.prepare import prepare_new
 from phalanx.assemble.session import Session
 from phalanx.assemble.train import TrainingRun, loop_dependencies, open_training
-from phalanx.bench.paired import Ratio, measure_pairs
+from phalanx.bench.paired_ratio import PairedRatio, measure_pairs
 from phalanx.config.read import read_settings
 from phalanx.engine.train import MetricsBuffer, fit
 from phalanx.errors import Stopped
 
 
-def measure_overhead(*, pairs: int, steps: int, done: Callable[[int], None]) -> Ratio:
+def measure_overhead(*, pairs: int, steps: int, done: Callable[[int], None]) -> PairedRatio:
     """Images/s of the training loop over a bare one, in interleaved blocks of that many steps."""
     with TemporaryDirectory() as folder, ExitStack() as stack:
         flags = {"run-dir": str(Path(folder) / "run"), "steps": str((pairs + 2) * steps)}

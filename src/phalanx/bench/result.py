@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from statistics import fmean, median
 from typing import Any
 
-from phalanx.report.environment import describe_environment
+from phalanx.report.environment import collect_environment
 
 _MOST_SPREAD = 0.10  # of the rates of blocks, for a result to be trusted
 _FEWEST_BLOCKS = 3  # below that a spread says nothing
@@ -91,11 +91,11 @@ class BenchResult:
         return found
 
     @property
-    def trusted(self) -> bool:
+    def is_trusted(self) -> bool:
         """Whether the figures are reliable."""
         return not self.problems
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         return {
             "kind": self.kind,
@@ -121,15 +121,15 @@ class BenchResult:
             "warmup_s": self.warmup_s,
             "measured_s": self.measured_s,
             "limit": self.limit,
-            "trusted": self.trusted,
+            "trusted": self.is_trusted,
             "problems": self.problems,
             "environment": dict(self.environment),
         }
 
 
-def describe_bench_environment(device: str) -> dict[str, Any]:
+def collect_bench_environment(device: str) -> dict[str, Any]:
     """Where and with what a benchmark ran; device: what the device calls itself."""
-    found = describe_environment()
+    found = collect_environment()
     return {
         "commit": found["commit"],
         "phalanx": found["phalanx version"],

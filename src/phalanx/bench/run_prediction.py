@@ -27,7 +27,7 @@ from phalanx.engine.train import UNTIMED_STEPS
 from phalanx.errors import DiskError, DivergedError
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
-from phalanx.report.environment import describe_environment
+from phalanx.report.environment import collect_environment
 
 _WARM_UP, _SCORING = 0.3, 0.2  # at most this share of the seconds; the rest is for steps
 _BLOCK_S = 0.25  # of steps: waiting for a GPU after each one would slow it down
@@ -36,7 +36,7 @@ _FEWEST_WARM = 4  # steps: on a GPU two uncaptured ones, the capture of a graph,
 
 
 @dataclass(frozen=True, kw_only=True)
-class _StepsFound:
+class _StepTimings:
     """Timings of steps, in blocks."""
 
     steps: int  # that were timed
@@ -50,7 +50,7 @@ class _StepsFound:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ScoringFound:
+class _ScoringTimings:
     """Timings of scored batches, extrapolated to all."""
 
     batches: int
@@ -61,7 +61,7 @@ class _ScoringFound:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SavingFound:
+class _SavingTimings:
     """Timings of a checkpoint."""
 
     blocked_s: float  # while the state is copied; training waits
@@ -77,9 +77,9 @@ class RunPrediction:
     measured_on: dict[str, str | int]
     plan: dict[str, int]  # how many steps, evaluations and checkpoints the run has
     start_s: float  # to open data and model
-    steps: _StepsFound
-    scoring: _ScoringFound | None  # if the run scores
-    saving: _SavingFound | None  # if it saves, and a checkpoint could be written
+    steps: _StepTimings
+    scoring: _ScoringTimings | None  # if the run scores
+    saving: _SavingTimings | None  # if it saves, and a checkpoint could be written
     peak_bytes: int | None  # of the device; on a CPU, of the process
     parts_s: dict[str, float]  # of the whole run
     quick_s: float  # the whole run, if all steps were like the quickest quarter
@@ -92,7 +92,7 @@ class RunPrediction:
         """Seconds of the whole run."""
         return sum(self.parts_s.values())
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         return {**asdict(self), "total_s": self.total_s}
 
@@ -113,7 +113,7 @@ def predict_run(
     # at the step where images are largest
     first = min(plan.growth[-1][0], plan.total_steps - 1) if plan.growth else 0
     with Session(config, plan) as session:
-        taker = _StepTaker(session, session.feed.batches_from(first))
+        taker = _StepRunner(session, session.feed.batches_from(first))
         session.state  # noqa: B018 - made now: it belongs to the start
         start_s = perf_counter() - begin
         left = plan.total_steps - first
@@ -137,7 +137,7 @@ def predict_run(
     rest = sum(parts.values()) - parts["steps"]
     return RunPrediction(
         seconds=seconds,
-        measured_on={**describe_environment(), "device": device or plan.device},
+        measured_on={**collect_environment(), "device": device or plan.device},
         plan=counts,
         start_s=start_s,
         steps=steps,
@@ -155,7 +155,7 @@ def predict_run(
 # --- measuring ---
 
 
-class _StepTaker:
+class _StepRunner:
     """Takes the steps of a session, and counts how long they wait for data."""
 
     def __init__(self, session: Session, batches: Iterator[Sequence[MicroBatch]]) -> None:
@@ -177,8 +177,8 @@ class _StepTaker:
 
 
 def _measure_steps(
-    session: Session, taker: _StepTaker, *, left: int, seconds: float, done: Callable[[str], None]
-) -> _StepsFound:
+    session: Session, taker: _StepRunner, *, left: int, seconds: float, done: Callable[[str], None]
+) -> _StepTimings:
     """Warm up as a run does, then time blocks of steps; left: the number of steps available.
 
     The first step, before which kernels are compiled and chosen, does not count in the seconds.
@@ -207,7 +207,7 @@ def _measure_steps(
         done(f"step {warm + steps}")
     took_s, joules = perf_counter() - begin, meter.read()
     quarters = quantiles(blocks, n=4, method="inclusive") if len(blocks) > 1 else blocks * 3
-    return _StepsFound(
+    return _StepTimings(
         steps=steps,
         warmup_steps=warm,
         warmup_s=warmup_s,
@@ -221,7 +221,7 @@ def _measure_steps(
 
 def _measure_scoring(
     session: Session, seconds: float, done: Callable[[str], None]
-) -> _ScoringFound | None:
+) -> _ScoringTimings | None:
     """Score batches for some seconds; the extra cost of the first counts once per run."""
     images, size = session.plan.valid_images, session.plan.valid_batch
     total = ceil(images / size)
@@ -247,7 +247,7 @@ def _measure_scoring(
     each_s = mean(others or [first_s])
     once_s = max(0.0, first_s - each_s)
     whole_s = took_s - once_s + (total - batches) * each_s
-    return _ScoringFound(
+    return _ScoringTimings(
         batches=batches,
         of_batches=total,
         once_s=once_s,
@@ -258,7 +258,7 @@ def _measure_scoring(
 
 def _measure_saving(
     session: Session, folder: Path, done: Callable[[str], None]
-) -> _SavingFound | None:
+) -> _SavingTimings | None:
     """Write one checkpoint; None if it cannot be written, which a run would report."""
     done("checkpoint")
     with suppress(OSError, DiskError, DivergedError), TemporaryDirectory(dir=folder) as temporary:
@@ -272,7 +272,7 @@ def _measure_saving(
         saver.wait()
         written_s = perf_counter() - begin
         size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
-        return _SavingFound(blocked_s=blocked_s, written_s=written_s, size_bytes=size)
+        return _SavingTimings(blocked_s=blocked_s, written_s=written_s, size_bytes=size)
     return None
 
 
@@ -289,7 +289,7 @@ def _count_equal_steps(plan: Plan) -> float:
     return count + plan.total_steps - begin
 
 
-def _predict_saving(saving: _SavingFound, counts: dict[str, int], step_s: float) -> float:
+def _predict_saving(saving: _SavingTimings, counts: dict[str, int], step_s: float) -> float:
     """Seconds that training waits for checkpoints: for copies, and for a slow disk."""
     between_s = counts["steps"] * step_s / counts["checkpoints"]
     each_s = max(saving.blocked_s, saving.written_s - between_s)
@@ -297,7 +297,7 @@ def _predict_saving(saving: _SavingFound, counts: dict[str, int], step_s: float)
 
 
 def _predict_energy(
-    plan: Plan, steps: _StepsFound, scoring: _ScoringFound | None, scores: int
+    plan: Plan, steps: _StepTimings, scoring: _ScoringTimings | None, scores: int
 ) -> float | None:
     """Joules of steps and evaluations; None if the device does not report them."""
     if steps.joules is None:
@@ -307,7 +307,7 @@ def _predict_energy(
 
 
 def _list_notes(
-    plan: Plan, steps: _StepsFound, scoring: _ScoringFound | None, saving: _SavingFound | None
+    plan: Plan, steps: _StepTimings, scoring: _ScoringTimings | None, saving: _SavingTimings | None
 ) -> Iterator[str]:
     """Which parts of the prediction were not measured."""
     yield (

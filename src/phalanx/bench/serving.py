@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.bench.result import BenchResult, describe_bench_environment
+from phalanx.bench.result import BenchResult, collect_bench_environment
 from phalanx.client.connection import parse_address
-from phalanx.client.load import LoadOptions
+from phalanx.client.load_generator import LoadOptions
 from phalanx.client.load_process import LoadJob, LoadTimes, measure_load
 from phalanx.client.served_model import find_model, read_api_key
 from phalanx.client.server_process import open_server
-from phalanx.report.environment import describe_environment
+from phalanx.report.environment import collect_environment
 from phalanx.units import format_plural
 
 _PERCENTILES = {"p50": (50, 1), "p95": (95, 20), "p99": (99, 100)}  # and the requests each needs
@@ -92,7 +92,7 @@ class ServingPoint:
         found = (self.result.latency_ms or {}).get(percentile)
         return float("inf") if found is None else found
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         return {
             "max_batch": self.setting.max_batch,
@@ -101,7 +101,7 @@ class ServingPoint:
             "connections": self.connections,
             "failures": self.failures,
             "client_load": self.client_load,
-            **self.result.facts(),
+            **self.result.to_dict(),
         }
 
 
@@ -279,7 +279,7 @@ def _build_point(
         for name, (share, needed) in _PERCENTILES.items()
     }
     measured_s = times.stopped_at - begin
-    device = str(describe_environment()["processor"])
+    device = str(collect_environment()["processor"])
     result = BenchResult(
         kind="serve",
         name=job.target,
@@ -293,7 +293,7 @@ def _build_point(
         warmup_s=begin - times.began_at,
         measured_s=measured_s,
         latency_ms={**latency, "n": len(took_ms)},
-        environment=describe_bench_environment(device),
+        environment=collect_bench_environment(device),
     )
     return ServingPoint(setting, connections, result, dict(times.failures), times.busiest)
 

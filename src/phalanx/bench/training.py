@@ -10,7 +10,13 @@ from torch import Tensor
 from phalanx.assemble.dataset_summary import PlannedRun
 from phalanx.assemble.session import Session
 from phalanx.bench.blocks import BlockClock
-from phalanx.bench.measurement import BenchJob, build_result, make_room, start_clock, watch_ranks
+from phalanx.bench.measurement import (
+    BenchJob,
+    build_result,
+    release_memory,
+    start_clock,
+    watch_ranks,
+)
 from phalanx.bench.memory_fit import explain_full_device, refuse_large_step
 from phalanx.bench.result import BenchResult
 from phalanx.engine.evaluate import Score
@@ -74,7 +80,7 @@ def measure_training(planned: PlannedRun, job: BenchJob, ranks: Ranks | None) ->
     refuse_large_step(settings.config, plan)
     found = _try_to_measure(planned._replace(plan=plan), job, ranks)
     if found is None:
-        make_room()
+        release_memory()
         raise explain_full_device(settings, plan, alone=ranks is None)
     return found
 
@@ -82,7 +88,7 @@ def measure_training(planned: PlannedRun, job: BenchJob, ranks: Ranks | None) ->
 def _try_to_measure(planned: PlannedRun, job: BenchJob, ranks: Ranks | None) -> BenchResult | None:
     """The result; None if memory ran out, with everything that filled it freed."""
     settings, plan, dataset = planned
-    make_room()
+    release_memory()
     try:
         with Session(settings.config, plan, classes=dataset.classes, ranks=ranks) as session:
             return _measure(session, job)

@@ -20,12 +20,12 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _PHALANX = "phalanx"
 
 
-class NotStarted(Exception):
+class CommandNotStarted(Exception):
     """A command that could not be started; the message says why."""
 
 
 @dataclass(frozen=True)
-class Workplace:
+class CommandContext:
     """Where a command runs, and where its output goes."""
 
     folder: Path
@@ -55,7 +55,7 @@ class Workplace:
 
 def run_command(
     words: tuple[str, ...],
-    workplace: Workplace,
+    context: CommandContext,
     *,
     timeout_s: float | None,
     watch: Callable[[float], None],
@@ -64,16 +64,16 @@ def run_command(
 
     watch: called regularly with the seconds so far. The output is appended to its files.
     """
-    words = workplace.replace_variables(words)
+    words = context.replace_variables(words)
     own = words[0] == _PHALANX
     if own:  # the phalanx that is running here, in a process that does not outlive us
         words = (sys.executable, "-P", "-m", "phalanx.cli.trial", *words[1:])
     with (
-        disk_errors(workplace.output),
-        workplace.output.open("ab") as output,
-        workplace.errors.open("ab") as errors,
+        disk_errors(context.output),
+        context.output.open("ab") as output,
+        context.errors.open("ab") as errors,
     ):
-        process = _start(words, workplace, (output.fileno(), errors.fileno()))
+        process = _start(words, context, (output.fileno(), errors.fileno()))
     try:
         return _wait(process, timeout_s, watch)
     finally:
@@ -84,7 +84,7 @@ def run_command(
 
 
 def _start(
-    words: tuple[str, ...], workplace: Workplace, files: tuple[int, int]
+    words: tuple[str, ...], context: CommandContext, files: tuple[int, int]
 ) -> subprocess.Popen[bytes]:
     """The process."""
     try:
@@ -93,13 +93,13 @@ def _start(
             stdin=subprocess.PIPE,  # nothing is written: it closes when we end, however we end
             stdout=files[0],
             stderr=files[1],
-            cwd=workplace.folder,
-            env=workplace.all_variables,
+            cwd=context.folder,
+            env=context.all_variables,
             start_new_session=True,  # so that it can be ended with everything it has started
         )
     except OSError as error:
-        where = f" in {workplace.folder}" if not workplace.folder.is_dir() else ""
-        raise NotStarted(f"{words[0]}{where}: {error.strerror or error}") from None
+        where = f" in {context.folder}" if not context.folder.is_dir() else ""
+        raise CommandNotStarted(f"{words[0]}{where}: {error.strerror or error}") from None
 
 
 def _wait(
@@ -132,7 +132,7 @@ def _replace_variables(word: str, variables: Mapping[str, str]) -> str:
     def replace(found: re.Match[str]) -> str:
         name = found[1] or found[2]
         if name not in variables:
-            raise NotStarted(f"{name} is not set; export {name}=..., or change the command")
+            raise CommandNotStarted(f"{name} is not set; export {name}=..., or change the command")
         return variables[name]
 
     return os.path.expanduser(_VARIABLE.sub(replace, word))

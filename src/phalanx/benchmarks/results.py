@@ -46,7 +46,7 @@ class SpecRun:
     done: int = 0
     results: tuple[VariantResult, ...] = ()
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         return {
             "format": _FORMAT,
@@ -77,7 +77,7 @@ def read_results(folder: Path) -> SpecRun | None:
 
 def write_results(folder: Path, run: SpecRun) -> None:
     """Write the three files of results, each atomically."""
-    write_atomically(folder / f"{RESULTS}.json", json.dumps(run.facts(), indent=2) + "\n")
+    write_atomically(folder / f"{RESULTS}.json", json.dumps(run.to_dict(), indent=2) + "\n")
     write_atomically(folder / f"{RESULTS}.csv", _format_csv(run.results))
     write_atomically(folder / f"{RESULTS}.md", _format_markdown(run))
 

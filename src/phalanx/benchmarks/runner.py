@@ -8,11 +8,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from phalanx.benchmarks.command_line import count_mpi_processes, is_measurement
 from phalanx.benchmarks.metrics import MetricMissing, extract_metrics, read_facts
-from phalanx.benchmarks.process import NotStarted, Workplace, read_end, run_command
+from phalanx.benchmarks.process import CommandContext, CommandNotStarted, read_end, run_command
 from phalanx.benchmarks.results import SpecRun, VariantResult, write_results
 from phalanx.benchmarks.schema import BenchmarkVariant, split_command
-from phalanx.benchmarks.words import count_mpi_processes, measures
 from phalanx.errors import EXIT_UNTRUSTED, ConfigError
 
 _JSON = "--json"
@@ -21,28 +21,28 @@ _ALL = 50_000_000  # bytes of output searched for values
 
 
 @dataclass(frozen=True)
-class Progress:
+class BenchmarkProgress:
     """The progress of the benchmarks."""
 
     number: int  # from 1
     count: int
     variant: str
     elapsed_s: float
-    said: str  # the last line of its output
+    last_line: str  # of its output
 
 
-class Observer(NamedTuple):
-    """Callbacks while benchmarks run."""
+class RunObserver(NamedTuple):
+    """Callbacks of a run of benchmarks."""
 
-    watch: Callable[[Progress], None]
-    ended: Callable[[int, VariantResult], None]  # with the number of the command
+    on_progress: Callable[[BenchmarkProgress], None]
+    on_end: Callable[[int, VariantResult], None]  # with the number of the command
 
 
 def run_variants(
     variants: Sequence[BenchmarkVariant],
     run: SpecRun,
     folder: Path,
-    observer: Observer,
+    observer: RunObserver,
     *,
     timeout_s: float | None = None,
     stop_on_error: bool = False,
@@ -53,13 +53,13 @@ def run_variants(
         def watch(
             elapsed: float, said: str, *, number: int = number, name: str = variant.name
         ) -> None:
-            observer.watch(Progress(number, len(variants), name, elapsed, said))
+            observer.on_progress(BenchmarkProgress(number, len(variants), name, elapsed, said))
 
         found = _run_variant(variant, folder, watch, timeout_s)
         run = replace(run, done=number, results=(*run.results, *found))
         write_results(folder, run)
         for result in found:
-            observer.ended(number, result)
+            observer.on_end(number, result)
         if stop_on_error and any(result.result == "failed" for result in found):
             break
     return run
@@ -95,9 +95,9 @@ def _run_variant(
 ) -> list[VariantResult]:
     """Run one command and read what it printed: one result, or one for each measurement."""
     benchmark, began = variant.benchmark, time.monotonic()
-    before, workplace = (_make_workplace(variant, folder, ending) for ending in (".pre", ""))
+    before, context = (_build_context(variant, folder, ending) for ending in (".pre", ""))
     words = variant.words
-    if measures(words) and _JSON not in words:
+    if is_measurement(words) and _JSON not in words:
         words = (*words, _JSON)
     unfinished = VariantResult(
         benchmark.name, variant.name, variant.parameters, variant.command, "failed"
@@ -112,65 +112,65 @@ def _run_variant(
                 reason = f"before it, {' '.join(command)}: {why}"
                 duration = time.monotonic() - began
                 return [replace(unfinished, reason=reason, exit_code=code, duration_s=duration)]
-        code = _run_words(words, workplace, limit, watch)
-    except NotStarted as error:
+        code = _run_words(words, context, limit, watch)
+    except CommandNotStarted as error:
         return [replace(unfinished, reason=str(error), exit_code=ConfigError.exit_code)]
     ended = replace(unfinished, exit_code=code, duration_s=time.monotonic() - began)
     if code is None:
         return [replace(ended, reason=_describe_timeout(limit))]
-    return _read_results(ended, variant, workplace)
+    return _read_results(ended, variant, context)
 
 
-def _make_workplace(variant: BenchmarkVariant, folder: Path, ending: str) -> Workplace:
+def _build_context(variant: BenchmarkVariant, folder: Path, ending: str) -> CommandContext:
     """Where a variant runs, with output files that do not exist yet."""
     stem = re.sub(r"[^\w.=-]", "-", variant.name) + ending
     output, errors = (folder / f"{stem}.{kind}" for kind in ("out", "err"))
     for path in (output, errors):
         path.unlink(missing_ok=True)
-    return Workplace(variant.benchmark.folder, dict(variant.benchmark.env), output, errors)
+    return CommandContext(variant.benchmark.folder, dict(variant.benchmark.env), output, errors)
 
 
 def _describe_timeout(limit: float | None) -> str:
     return f"ended after {limit:g} s, its time limit"
 
 
-def _describe_failure(workplace: Workplace, code: int | None) -> str:
+def _describe_failure(context: CommandContext, code: int | None) -> str:
     """The end of a failed command's output."""
-    message = _find_message(read_end(workplace.errors)) or workplace.last_line()
+    message = _find_message(read_end(context.errors)) or context.last_line()
     return message or f"exit code {code}"
 
 
 def _run_words(
     words: tuple[str, ...],
-    workplace: Workplace,
+    context: CommandContext,
     timeout_s: float | None,
     watch: Callable[[float, str], None],
 ) -> int | None:
     """The exit code of one command line."""
     return run_command(
         words,
-        workplace,
+        context,
         timeout_s=timeout_s,
         # our own measurements print nothing before their end
-        watch=lambda elapsed: watch(elapsed, "" if measures(words) else workplace.last_line()),
+        watch=lambda elapsed: watch(elapsed, "" if is_measurement(words) else context.last_line()),
     )
 
 
 def _read_results(
-    ended: VariantResult, variant: BenchmarkVariant, workplace: Workplace
+    ended: VariantResult, variant: BenchmarkVariant, context: CommandContext
 ) -> list[VariantResult]:
     """The results that a finished command printed; several if it measured several things."""
-    printed = read_end(workplace.output, _ALL)
+    printed = read_end(context.output, _ALL)
     if ended.exit_code not in (0, EXIT_UNTRUSTED):
-        return [replace(ended, reason=_describe_failure(workplace, ended.exit_code))]
-    prints_json = _JSON in variant.words or measures(variant.words)
+        return [replace(ended, reason=_describe_failure(context, ended.exit_code))]
+    prints_json = _JSON in variant.words or is_measurement(variant.words)
     every = read_facts(printed) if prints_json else []
-    text = printed + read_end(workplace.errors, _ALL)
-    processes = count_mpi_processes(workplace.replace_variables(variant.words))
+    text = printed + read_end(context.errors, _ALL)
+    processes = count_mpi_processes(context.replace_variables(variant.words))
     if len(every) < 2:
-        return [_judge(ended, variant, text, every[0] if every else None, processes)]
+        return [_add_metrics(ended, variant, text, every[0] if every else None, processes)]
     return [
-        _judge(
+        _add_metrics(
             replace(ended, variant=_name_measurement(ended.variant, facts)),
             variant,
             text,
@@ -187,7 +187,7 @@ def _name_measurement(variant: str, facts: Mapping[str, Any]) -> str:
     return f"{variant}_{facts.get('data', '')}_{batch}".strip("_")
 
 
-def _judge(
+def _add_metrics(
     ended: VariantResult,
     variant: BenchmarkVariant,
     text: str,
@@ -199,7 +199,7 @@ def _judge(
         metrics = extract_metrics(variant.benchmark.data, text, facts, processes=processes)
     except MetricMissing as error:
         return replace(ended, facts=facts, reason=str(error))
-    if measures(variant.words) and not metrics:
+    if is_measurement(variant.words) and not metrics:
         return replace(ended, facts=facts, reason="no figure was found")
     problems = (facts or {}).get("problems") or []
     if facts is None and ended.exit_code == EXIT_UNTRUSTED:

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 
-from phalanx.benchmarks.words import find_program
+from phalanx.benchmarks.command_line import find_program
 from phalanx.config.read import EXCLUSIVE
 from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.config.text import LIST_OPTIONS

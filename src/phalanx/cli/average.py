@@ -67,7 +67,7 @@ def _run(args: ParsedArgs) -> None:
     with folder.lock():  # a training at work deletes checkpoints
         _check_checkpoints(folder, averaging, flags)
         from phalanx.assemble.average import average_run
-        from phalanx.report.page import write_report
+        from phalanx.report.report_page import write_report
 
         averaged = average_run(folder, averaging, flags)
     write_report(folder)

@@ -8,9 +8,9 @@ from phalanx.cli.progress import ProgressLine
 from phalanx.units import format_plural
 
 if TYPE_CHECKING:
-    from phalanx.bench.determinism import Cost
-    from phalanx.bench.feeding import Feeding
-    from phalanx.bench.paired import Ratio
+    from phalanx.bench.data_loading import LoadingRates
+    from phalanx.bench.determinism import DeterminismCost
+    from phalanx.bench.paired_ratio import PairedRatio
 
 
 @command(
@@ -37,13 +37,13 @@ def _bench_data(args: ParsedArgs) -> None:
         flags["data-dir"] = args["dir"]
     settings = read_with_data(args["--config"], flags, problems=args.problems)
     seconds = args.read_positive("--seconds", "a number up to 600", high=600)
-    from phalanx.bench.feeding import measure_feeding
+    from phalanx.bench.data_loading import measure_loading_rates
 
-    found = measure_feeding(settings, seconds=seconds)
-    args.print_result(found.facts(), lambda: _print_rates(found))
+    found = measure_loading_rates(settings, seconds=seconds)
+    args.print_result(found.to_dict(), lambda: _print_rates(found))
 
 
-def _print_rates(found: "Feeding") -> None:
+def _print_rates(found: "LoadingRates") -> None:
     """The rates as a table, and the verdict."""
     print("one core, each stage alone          images/s")
     for rate in found.stages:
@@ -95,7 +95,7 @@ def _measure_overhead(args: ParsedArgs) -> None:
         _print_overhead(ratio, steps)
 
 
-def _print_overhead(ratio: "Ratio", steps: int) -> None:
+def _print_overhead(ratio: "PairedRatio", steps: int) -> None:
     """The speeds of both loops and their ratio."""
     for name, rates in (("phalanx train", ratio.ours), ("bare loop", ratio.theirs)):
         ordered = sorted(rates)
@@ -139,12 +139,12 @@ def _measure_determinism(args: ParsedArgs) -> None:
     )
     progress.end()
     if args["--json"]:
-        print(json.dumps(cost.facts()))
+        print(json.dumps(cost.to_dict()))
     else:
         print_cost(cost)
 
 
-def print_cost(cost: "Cost") -> None:
+def print_cost(cost: "DeterminismCost") -> None:
     """The ratio of each value of --determinism, a line each."""
     for name, ratio in cost.ratios.items():
         ours, theirs = (sorted(rates)[len(rates) // 2] for rates in (ratio.ours, ratio.theirs))

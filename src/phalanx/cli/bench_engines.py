@@ -43,7 +43,7 @@ def _measure_engines(args: ParsedArgs) -> None:
         done=lambda pair: progress.show(f"pair {pair} of {pairs}"),
     )
     progress.end()
-    args.print_result(found.facts(), lambda: _print_comparison(found))
+    args.print_result(found.to_dict(), lambda: _print_comparison(found))
 
 
 def _print_comparison(found: "EngineComparison") -> None:

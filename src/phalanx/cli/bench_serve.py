@@ -98,7 +98,7 @@ def _write_images(args: ParsedArgs, folder: Path) -> list[str]:
     """Files of the images to send: those named, else the run's own, else made up."""
     from phalanx.client.images import collect_files, collect_validation
 
-    limits = args.read_reading().limits
+    limits = args.read_source_options().limits
     if args["images"]:
         found = collect_files(args["images"], labels=None, limits=limits)
     elif Path(args["model"]).is_dir():
@@ -137,11 +137,11 @@ def _list_facts(search: "ServingSearch") -> dict[str, object]:
     return {
         "goal_ms": search.job.goal_ms,
         "percentile": search.job.percentile,
-        "chosen": chosen.facts() if chosen else None,
+        "chosen": chosen.to_dict() if chosen else None,
         "command": _describe_command(search) if chosen else None,
         "trusted": not search.problems,
         "problems": search.problems,
-        "points": [point.facts() for point in search.points],
+        "points": [point.to_dict() for point in search.points],
     }
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.cli.command import (
     JSON_FLAG,
-    REGISTERED,
+    REGISTERED_COMMANDS,
     Argument,
     Command,
     ParsedArgs,
@@ -27,7 +27,7 @@ from phalanx.units import format_plural, format_seconds
 
 if TYPE_CHECKING:
     from phalanx.benchmarks.results import SpecRun, VariantResult
-    from phalanx.benchmarks.runner import Progress
+    from phalanx.benchmarks.runner import BenchmarkProgress
     from phalanx.benchmarks.schema import BenchmarkVariant, Selection
 
 _REWRITE_S, _LOG_S = 0.5, 30.0  # between two lines of progress, on a terminal and in a log
@@ -91,14 +91,14 @@ def _run(args: ParsedArgs) -> int:
     paths = list(dict.fromkeys(find_spec(name) for name in args["--spec"] or [None]))
     chosen = selection.choose(read_specs(paths))
     variants = [v for b in chosen for v in build_variants(b, selection, known=_list_options)]
-    _tell_left_out(selection, variants)
+    _check_settings(selection, variants)
     if args["--dry-run"]:
         return _list_variants(args, variants)
     folder = Path(args["--out"] or Path("bench-results") / time.strftime("%Y%m%d-%H%M%S"))
     run = _run_all(args, variants, folder, timeout_s=timeout_s, specs=tuple(map(str, paths)))
     from phalanx.benchmarks.runner import find_exit_code
 
-    args.print_result(run.facts(), lambda: _print_table(run, folder))
+    args.print_result(run.to_dict(), lambda: _print_table(run, folder))
     return find_exit_code(run)
 
 
@@ -130,7 +130,7 @@ def _find_own_command(words: Sequence[str]) -> tuple[Command, Sequence[str]] | N
     if list(words[:1]) != ["phalanx"] or name is None:
         return None
     import_module(f"phalanx.cli.{COMMANDS[name][0]}")
-    return REGISTERED[name], rest
+    return REGISTERED_COMMANDS[name], rest
 
 
 def _list_options(words: Sequence[str]) -> frozenset[str]:
@@ -138,7 +138,7 @@ def _list_options(words: Sequence[str]) -> frozenset[str]:
 
     Of one that `launch` or mpirun starts, it is what can be set in that.
     """
-    from phalanx.benchmarks.words import get_program
+    from phalanx.benchmarks.command_line import get_program
 
     found = _find_own_command(get_program(words))
     if found is None:
@@ -147,7 +147,7 @@ def _list_options(words: Sequence[str]) -> frozenset[str]:
     return frozenset([*found[0].options, *own])
 
 
-def _tell_left_out(selection: "Selection", variants: "list[BenchmarkVariant]") -> None:
+def _check_settings(selection: "Selection", variants: "list[BenchmarkVariant]") -> None:
     """Refuse what is set and no command has; note what only some have."""
     problems = []
     for name, text in selection.settings:
@@ -237,7 +237,7 @@ def _plan_command(args: ParsedArgs) -> None:
         read_untrained,
         refuse_no_path,
     )
-    from phalanx.cli.inputs import read_batch_sizes
+    from phalanx.cli.measurement_flags import read_batch_sizes
     from phalanx.cli.validate import read_target_name
 
     target = read_target_name(args)
@@ -261,7 +261,7 @@ def _run_all(
 ) -> "SpecRun":
     """Run the commands; a signal ends the one that is at work, and keeps what is done."""
     from phalanx.benchmarks.results import write_results
-    from phalanx.benchmarks.runner import Observer, run_variants
+    from phalanx.benchmarks.runner import RunObserver, run_variants
 
     run = _start_run(args, variants, folder, specs)
     done = run.done
@@ -283,7 +283,7 @@ def _run_all(
                 variants,
                 run,
                 folder,
-                Observer(lambda progress: line.show(_describe_progress(progress)), end),
+                RunObserver(lambda progress: line.show(_describe_progress(progress)), end),
                 timeout_s=timeout_s,
                 stop_on_error=args["--stop-on-error"],
             )
@@ -301,10 +301,10 @@ def _start_run(
     """A run without results, or the one that was stopped in the same folder."""
     from phalanx.benchmarks.results import SpecRun, read_results
     from phalanx.benchmarks.runner import find_difference
-    from phalanx.report.environment import describe_environment
+    from phalanx.report.environment import collect_environment
 
     began = datetime.now(UTC).isoformat(timespec="seconds")
-    facts = describe_environment()
+    facts = collect_environment()
     where = {name: facts[name] for name in ("commit", "processor", "cores")}
     where |= {name: facts[f"{name} version"] for name in ("torch", "python", "phalanx")}
     run = SpecRun(args.line, specs, began, where, len(variants))
@@ -318,9 +318,9 @@ def _start_run(
     return found
 
 
-def _describe_progress(progress: "Progress") -> str:
+def _describe_progress(progress: "BenchmarkProgress") -> str:
     """How far the benchmarks are, in a line."""
-    said = f": {progress.said[:_MOST_SAID]}" if progress.said else ""
+    said = f": {progress.last_line[:_MOST_SAID]}" if progress.last_line else ""
     elapsed = format_seconds(progress.elapsed_s)
     return f"[{progress.number}/{progress.count}] {progress.variant}, {elapsed}{said}"
 

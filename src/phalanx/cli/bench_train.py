@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from phalanx.bench.inputs import KINDS
+from phalanx.bench.bottleneck import INPUT_KINDS
 from phalanx.catalog.datasets import DATASETS
 from phalanx.cli.bench_table import print_results
 from phalanx.cli.command import ALL_OPTIONS, PRESET_ARGS, Argument, ParsedArgs, command
-from phalanx.cli.inputs import MADE_UP_FLAGS, read_batch_sizes, read_made_up
+from phalanx.cli.measurement_flags import MADE_UP_FLAGS, read_batch_sizes, read_made_up
 from phalanx.cli.progress import ProgressLine
 from phalanx.cli.ranks import run_on_ranks
 from phalanx.cli.validate import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from phalanx.parallel.ranks import Ranks
     from phalanx.plan.plan import Plan
 
-*_MADE_UP, _REAL = KINDS
+*_MADE_UP, _REAL = INPUT_KINDS
 _MADE_UP_BATCHES = 1000  # of each device, in one pass over noise
 _LONGEST_S = 3600.0
 _TIMING_FLAGS = (
@@ -143,7 +143,7 @@ class _Benchmark:
 
     def run(self, ranks: "Ranks | None" = None) -> int:
         """Measure and print; where there are ranks, all measure, and one prints."""
-        from phalanx.bench.inputs import find_limits
+        from phalanx.bench.bottleneck import find_bottlenecks
         from phalanx.bench.measurement import BenchJob
 
         prints, progress = ranks is None or ranks.rank == 0, ProgressLine()
@@ -167,22 +167,22 @@ class _Benchmark:
                 )
                 results.append(measure(job, ranks))
         finally:  # one that fails takes nothing from those before it
-            results = find_limits(results)
+            results = find_bottlenecks(results)
             if prints:
                 progress.end()
             if prints and results:
                 self._print(results)
-        return 0 if all(result.trusted for result in results) else EXIT_UNTRUSTED
+        return 0 if all(result.is_trusted for result in results) else EXIT_UNTRUSTED
 
     def _print(self, results: "Sequence[BenchResult]") -> None:
         if self.args["--json"]:
             for result in results:
-                print(json.dumps(result.facts()))
+                print(json.dumps(result.to_dict()))
             return
-        from phalanx.bench.inputs import describe_limits
+        from phalanx.bench.bottleneck import describe_bottlenecks
 
         print_results(results, model=self.config.model.model)
-        for line in describe_limits(results):
+        for line in describe_bottlenecks(results):
             print(line)
         for result, measurement in zip(results, self.measurements, strict=False):
             for problem in result.problems:
@@ -212,8 +212,8 @@ def _read_inputs(args: ParsedArgs, config: "Config") -> list[str]:
         return [flag or own]
     kinds = [part.strip().lower() for part in text.split(",")]
     for kind in kinds:
-        if kind not in KINDS:
-            known = suggest(kind, KINDS)
+        if kind not in INPUT_KINDS:
+            known = suggest(kind, INPUT_KINDS)
             raise ConfigError(f"--inputs: there is no {kind!r}; {known}")
         if kinds.count(kind) > 1:
             raise ConfigError(f"--inputs {text}: names {kind} twice; give each once")

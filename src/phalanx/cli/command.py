@@ -19,7 +19,7 @@ from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
     from phalanx.config.read import Settings
-    from phalanx.data.convert.source_splits import Reading
+    from phalanx.data.convert.source_splits import SourceOptions
 
 ALL_OPTIONS = tuple(OPTIONS)
 _LISTS = (*LIST_OPTIONS, "device")  # cuda:0,2
@@ -124,18 +124,18 @@ class ParsedArgs:
             raise ConfigError(f"{flag}: expected {wanted}, got {self[flag]!r}")
         return number
 
-    def read_reading(self) -> "Reading":
+    def read_source_options(self) -> "SourceOptions":
         """How data is to be understood, for a command that reads no other config."""
         from phalanx.assemble.dataset_summary import build_layout_options, build_read_limits
         from phalanx.config.read import merge_layers, read_flags
-        from phalanx.data.convert.source_splits import Reading
+        from phalanx.data.convert.source_splits import SourceOptions
         from phalanx.data.formats.sources import ValSplit
 
         problems = list(self.problems)
         layers = [read_flags({**self.flags, "data": "folder"}, problems)]
         config = merge_layers(layers, problems, name="").config
         wanted = config.data.val_split
-        return Reading(
+        return SourceOptions(
             limits=build_read_limits(config),
             layout=build_layout_options(config),
             val_split=None if wanted is None else ValSplit(wanted),
@@ -176,7 +176,7 @@ class Command:
     takes_command: bool = False  # its words have another command in them
 
 
-REGISTERED: dict[str, Command] = {}  # the commands of the files imported so far
+REGISTERED_COMMANDS: dict[str, Command] = {}  # the commands of the files imported so far
 
 
 def command(
@@ -195,7 +195,7 @@ def command(
     """
 
     def register(run: _Run) -> _Run:
-        REGISTERED[name] = Command(
+        REGISTERED_COMMANDS[name] = Command(
             name, summary, arguments, usage, options, examples, run, takes_command
         )
         return run

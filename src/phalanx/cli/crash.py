@@ -21,7 +21,7 @@ from phalanx.errors import (
     is_out_of_memory,
 )
 from phalanx.plan.world import World
-from phalanx.report.terminal import ReaderLeft
+from phalanx.report.terminal import OutputClosed
 from phalanx.units import format_bytes
 
 _NAME = "phalanx-traceback"
@@ -38,7 +38,7 @@ _LESS_MEMORY = {  # by option: what a command that has it can change to need les
 
 
 @contextmanager
-def bug_reports(folder: Path | None = None) -> Iterator[None]:
+def report_bugs(folder: Path | None = None) -> Iterator[None]:
     """Context whose unexpected errors become a Bug; the traceback goes into the folder.
 
     Without a folder, or if it cannot be written, it goes to the temporary files. An OSError that
@@ -47,19 +47,19 @@ def bug_reports(folder: Path | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except (UserError, Stopped, FailedElsewhere, Bug, ReaderLeft):
+    except (UserError, Stopped, FailedElsewhere, Bug, OutputClosed):
         raise
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps it in __set_name__
             raise error.__cause__ from None
-        raise _explain(error, folder) from error
+        raise _convert_error(error, folder) from error
 
 
 @contextmanager
-def told_by_rank(world: World, folder: Path | None) -> Iterator[None]:
+def report_rank_errors(world: World, folder: Path | None) -> Iterator[None]:
     """A block of one rank: what fails there is told with the rank, its host and its traceback."""
     try:
-        with bug_reports(folder):
+        with report_bugs(folder):
             yield
     except (DivergedError, NetworkError):
         raise  # of all ranks, or with the rank in it
@@ -68,7 +68,7 @@ def told_by_rank(world: World, folder: Path | None) -> Iterator[None]:
         if isinstance(failure, UserError):  # a bug says it itself
             name = f"{_NAME}-rank-{world.rank}"
             with suppress(OSError):  # the disk may be what the failure is about
-                path = _write(_format_traceback(failure), _find_begun(folder), name)
+                path = _write(_format_traceback(failure), _find_lasting_folder(folder), name)
                 where += f" (traceback in {path})"
         failure.args = (f"{where}: {failure}",)
         raise
@@ -80,24 +80,24 @@ def describe_less_memory(flags: Collection[str]) -> str:
     return known[0] if known else "end other programs, or use a machine with more"
 
 
-def _find_begun(folder: Path | None) -> Path | None:
+def _find_lasting_folder(folder: Path | None) -> Path | None:
     """The folder, if its run has recorded a step; else None, because the folder will be removed."""
     from phalanx.report.folder import RunFolder
 
     return folder if folder and RunFolder(folder).has_steps else None
 
 
-def _explain(error: Exception, folder: Path | None) -> Exception:
+def _convert_error(error: Exception, folder: Path | None) -> Exception:
     """The exception to raise in place of an unexpected error."""
     if is_out_of_memory(error):
-        return OutOfMemory(_describe_shortage(str(error)))
+        return OutOfMemory(_describe_out_of_memory(str(error)))
     if isinstance(error, OSError) and error.filename is not None:
         name = os.fsdecode(error.filename)
         return DiskError(f"{name}: {error.strerror}; fix that, or name another file")
     return _make_plugin_bug(error, folder) or _make_bug(error, folder)
 
 
-def _describe_shortage(text: str) -> str:
+def _describe_out_of_memory(text: str) -> str:
     """A short message from the text of a failed allocation."""
     asked, gpu = _ASKED.search(text), _GPU.search(text)
     where = f" on {gpu[0]}" if gpu else ""

@@ -14,7 +14,7 @@ from phalanx.report.terminal import drawing_stream
 from phalanx.units import format_bytes, format_plural
 
 if TYPE_CHECKING:
-    from phalanx.data.convert.source_splits import Reading
+    from phalanx.data.convert.source_splits import SourceOptions
 
 _FILELESS = {  # datasets that have no files: what they are, how to get them
     "embedded": ("8,000 + 1,500 Fashion-MNIST images", "comes with Phalanx"),
@@ -40,20 +40,20 @@ def _list_data(args: ParsedArgs) -> None:
     """Print the formats that can be read, or what was found in a folder."""
     args.refuse_problems()
     if args["dir"] or args.flags:
-        reading = args.read_reading()
-        found = _describe_datasets(_find_listed_folder(args, reading), reading)
+        source_options = args.read_source_options()
+        found = _describe_datasets(_find_listed_folder(args, source_options), source_options)
         args.print_result(found, lambda: _print_datasets(found))
     else:
         formats = _describe_formats()
         args.print_result(formats, lambda: _print_formats(formats))
 
 
-def _find_listed_folder(args: ParsedArgs, reading: "Reading") -> Path:
+def _find_listed_folder(args: ParsedArgs, source_options: "SourceOptions") -> Path:
     """The folder to look into: the one that is named, else that of the file of labels."""
     if args["dir"]:
         return Path(args["dir"]).expanduser()
-    if reading.layout.labels is not None:  # paths in it are counted from there
-        return Path(reading.layout.labels).expanduser().absolute().parent
+    if source_options.layout.labels is not None:  # paths in it are counted from there
+        return Path(source_options.layout.labels).expanduser().absolute().parent
     flag = next(iter(args.flags))
     raise ConfigError(f"--{flag}: say which folder: phalanx data list DIR --{flag} ...")
 
@@ -70,22 +70,26 @@ def _describe_formats() -> list[dict[str, Any]]:
     return [*fileless, *rows]
 
 
-def _describe_datasets(root: Path, reading: "Reading") -> list[dict[str, Any]]:
+def _describe_datasets(root: Path, source_options: "SourceOptions") -> list[dict[str, Any]]:
     """What lies in a folder, with counts and classes; nothing there is a mistake."""
-    from phalanx.data.formats.detect import describe_nothing, detect_datasets
+    from phalanx.data.formats.detect import describe_no_dataset, detect_datasets
 
-    found = detect_datasets(root, reading.layout)
+    found = detect_datasets(root, source_options.layout)
     if not found:
-        raise DataError(describe_nothing(root))
+        raise DataError(describe_no_dataset(root))
     return [
-        {"data": f.data, "folder": str(f.folder), **_describe_dataset(f.data, f.folder, reading)}
+        {
+            "data": f.data,
+            "folder": str(f.folder),
+            **_describe_dataset(f.data, f.folder, source_options),
+        }
         for f in found
     ]
 
 
-def _describe_dataset(data: str, folder: Path, reading: "Reading") -> dict[str, Any]:
+def _describe_dataset(data: str, folder: Path, source_options: "SourceOptions") -> dict[str, Any]:
     """The images and classes of a set; what is wrong with a split stands in place of its count."""
-    from phalanx.data.formats.detect import count_ignored, describe_files, describe_found
+    from phalanx.data.formats.detect import count_ignored, describe_data_layout, describe_files
     from phalanx.data.formats.sources import DATA_FORMATS, open_format
 
     facts: dict[str, Any] = {"why": "", "train": None, "valid": None, "classes": None}
@@ -96,7 +100,7 @@ def _describe_dataset(data: str, folder: Path, reading: "Reading") -> dict[str, 
             "why": DATA_FORMATS[data].files,
             "problems": [DATA_FORMATS[data].how_to_get],
         }
-    layout, val_split = reading.layout, reading.val_split
+    layout, val_split = source_options.layout, source_options.val_split
     for split in ("train", "valid"):
         try:
             source = open_format(data, folder, split, layout=layout, val_split=val_split)
@@ -104,7 +108,7 @@ def _describe_dataset(data: str, folder: Path, reading: "Reading") -> dict[str, 
             sources.append(source)
         except DataError as error:
             problems.append(str(error))
-    layout_text = describe_found(data, folder, layout)
+    layout_text = describe_data_layout(data, folder, layout)
     facts["why"] = layout_text or describe_files(sources) or DATA_FORMATS[data].files
     return {**facts, "ignored": count_ignored(sources), "problems": problems}
 

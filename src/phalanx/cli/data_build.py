@@ -70,7 +70,7 @@ _LIMITS = {
 def _build_data(args: ParsedArgs) -> None:
     """Convert a dataset; bad images are left out and listed."""
     args.refuse_problems()
-    from phalanx.data.convert.build import BuildOptions, build
+    from phalanx.data.convert.build import BuildOptions, build_dataset
 
     src, to, out = (_read_required(args, name) for name in _REQUIRED)
     options = BuildOptions(
@@ -82,11 +82,11 @@ def _build_data(args: ParsedArgs) -> None:
         shard_mib=read_number(args, "--shard-mib"),
     )
     began = time.monotonic()
-    results = build(
+    results = build_dataset(
         Path(src).expanduser(),
         Path(out).expanduser(),
         options,
-        reading=args.read_reading(),
+        source_options=args.read_source_options(),
         max_bad=_read_share(args["--max-bad"]),
         workers=read_number(args, "--workers"),
         on_progress=ImageProgress("done"),

@@ -13,7 +13,7 @@ from phalanx.report.terminal import drawing_stream
 from phalanx.units import format_count, format_seconds
 
 if TYPE_CHECKING:
-    from phalanx.data.convert.source_splits import Reading
+    from phalanx.data.convert.source_splits import SourceOptions
     from phalanx.data.verify.verify import ImageLocation, VerifyResult
 
 _SHOWN = 5
@@ -38,28 +38,28 @@ def _verify_data(args: ParsedArgs) -> int:
     """Check every image; the exit code is 0 when nothing is wrong."""
     args.refuse_problems()
     from phalanx.data.verify.manifest import save_manifest
-    from phalanx.data.verify.verify import verify
+    from phalanx.data.verify.verify import verify_dataset
 
     if not args["dir"]:
         raise ConfigError("say which folder to check: phalanx data verify DIR")
     root, began = Path(args["dir"]).expanduser(), time.monotonic()
-    out = _read_out(args["--out"])
-    reading = args.read_reading()
-    result = verify(
+    out = _read_output_path(args["--out"])
+    source_options = args.read_source_options()
+    result = verify_dataset(
         root,
-        reading=reading,
+        source_options=source_options,
         workers=read_number(args, "--workers"),
         on_progress=ImageProgress("checked"),
     )
     elapsed = time.monotonic() - began
     save_manifest(root, result.manifest, result.fingerprints)
     if out is not None:
-        _write_page(out, root, result, reading)
-    args.print_result(result.to_json(), lambda: _print_result(result, elapsed, out))
+        _write_page(out, root, result, source_options)
+    args.print_result(result.to_dict(), lambda: _print_result(result, elapsed, out))
     return DataError.exit_code if result.wrong else 0
 
 
-def _read_out(text: str | None) -> Path | None:
+def _read_output_path(text: str | None) -> Path | None:
     """Where the page goes; None where none is asked for."""
     if text is None:
         return None
@@ -69,13 +69,15 @@ def _read_out(text: str | None) -> Path | None:
     return path
 
 
-def _write_page(out: Path, root: Path, result: "VerifyResult", reading: "Reading") -> None:
+def _write_page(
+    out: Path, root: Path, result: "VerifyResult", source_options: "SourceOptions"
+) -> None:
     """The page with pictures of what was found."""
     from phalanx.data.convert.source_splits import find_source_splits
     from phalanx.data.formats.decode import BadImage, Pixels
     from phalanx.report.verify_page import write_verify_page
 
-    sources = {split.name: split.source for split in find_source_splits(root, reading)}
+    sources = {split.name: split.source for split in find_source_splits(root, source_options)}
 
     def read_pixels(split: str, number: int) -> Pixels | None:
         try:
@@ -92,7 +94,7 @@ def _print_result(result: "VerifyResult", elapsed: float, out: Path | None) -> N
     from rich.table import Table
 
     from phalanx.data.layouts.image_files import describe_ignored
-    from phalanx.data.verify.verify import MISSING, NOTES, describe_problems
+    from phalanx.data.verify.verify import MISSING_CLASS, NOTE_KINDS, describe_problems
 
     rate = sum(result.images.values()) / elapsed if elapsed > 0 else 0.0
     images = " + ".join(f"{format_count(n)} {split}" for split, n in result.images.items())
@@ -106,16 +108,16 @@ def _print_result(result: "VerifyResult", elapsed: float, out: Path | None) -> N
     table.add_column("what")
     table.add_column("found", justify="right")
     for kind, count in result.totals.items():
-        table.add_row(f"{kind} (a note)" if kind in NOTES else kind, format_count(count))
+        table.add_row(f"{kind} (a note)" if kind in NOTE_KINDS else kind, format_count(count))
     split, counts = next(iter(result.counts.items()))
     table.add_row(f"images per class, {split}", f"{min(counts):,} to {max(counts):,}")
     Console(highlight=False, file=drawing_stream(sys.stdout)).print(table)
     for kind, locations in result.single.items():
         lines = [f"{image.name}: {image.why}" if image.why else image.name for image in locations]
-        _print_first(kind, [] if kind in NOTES else lines)
+        _print_first(kind, [] if kind in NOTE_KINDS else lines)
     for kind, groups in result.groups.items():
         _print_first(kind, [_describe_group(group) for group in groups])
-    _print_first(MISSING, result.missing)
+    _print_first(MISSING_CLASS, result.missing)
     print(f"\n{describe_problems(result.wrong)}; manifest {result.manifest}")
     if out is not None:
         print(f"pictures: {out}")

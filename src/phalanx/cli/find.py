@@ -52,7 +52,7 @@ def _find_lr(args: ParsedArgs) -> None:
     if low >= high:
         raise ConfigError(f"--from {low:g}: must be below --to {high:g}: the rate increases")
     steps = args.read_int("--steps", 10)
-    out = _read_out(args["--out"])
+    out = _read_output_path(args["--out"])
     from phalanx.bench.lr_finder import sweep_learning_rates
 
     progress = ProgressLine()
@@ -66,7 +66,7 @@ def _find_lr(args: ParsedArgs) -> None:
     progress.end()
     if out is not None:
         _write_plot(out, sweep, title=settings.name)
-    args.print_result(sweep.facts(), lambda: _print_sweep(sweep, total=steps))
+    args.print_result(sweep.to_dict(), lambda: _print_sweep(sweep, total=steps))
 
 
 def _print_sweep(sweep: "LrSweep", *, total: int) -> None:
@@ -77,7 +77,7 @@ def _print_sweep(sweep: "LrSweep", *, total: int) -> None:
         print(f"{name:<15}{text}")
 
 
-def _read_out(text: str | None) -> Path | None:
+def _read_output_path(text: str | None) -> Path | None:
     """Where the plot goes, refused before any work is done for it."""
     if text is None:
         return None
@@ -104,7 +104,7 @@ def _describe_sweep(sweep: "LrSweep", *, total: int) -> list[tuple[str, str]]:
     if sweep.tenth is not None:
         rows.append(("a tenth", f"of where it explodes is {sweep.tenth:.2g}"))
     smaller = ", the smaller of the two" * (sweep.tenth is not None)
-    return [*rows, ("suggested", f"--lr {sweep.suggested:.2g}{smaller}")]
+    return [*rows, ("suggested", f"--lr {sweep.suggested_lr:.2g}{smaller}")]
 
 
 def _draw_text(sweep: "LrSweep") -> list[str]:
@@ -125,7 +125,7 @@ def _draw_text(sweep: "LrSweep") -> list[str]:
         dots = "".join("•" if row == height else " " for row in rows)
         lines.append(f"{loss:>9.3f} │{dots}".rstrip())
     axis = "─" * width
-    suggested = sweep.suggested
+    suggested = sweep.suggested_lr
     if suggested is not None:
         nearest = min(sweep.rates, key=lambda rate: abs(log10(rate / suggested)))
         place = min(sweep.rates.index(nearest) * width // count, width - 1)
@@ -147,9 +147,9 @@ def _write_plot(out: Path, sweep: "LrSweep", *, title: str) -> None:
 def _draw_page(sweep: "LrSweep", *, title: str) -> str:
     """A page that needs no other file."""
     from phalanx.report.html import render_html
-    from phalanx.report.plots import PALE, TRAIN, VALID, draw_svg
+    from phalanx.report.plots import PALE_COLOR, TRAIN_COLOR, VALID_COLOR, draw_svg
 
-    ink = {"pale": PALE, "line": TRAIN, "mark": VALID}
+    ink = {"pale": PALE_COLOR, "line": TRAIN_COLOR, "mark": VALID_COLOR}
     svg = draw_svg(lambda axes: _paint_curve(axes, sweep, ink), label="loss by learning rate")
     return render_html(
         "find_lr.html",
@@ -179,9 +179,9 @@ def _paint_curve(axes: Any, sweep: "LrSweep", ink: dict[str, str]) -> None:
     shown = len(sweep.smooth)
     axes.plot(sweep.rates, sweep.losses, color=ink["pale"], lw=0.8, label="each step")
     axes.plot(sweep.rates[:shown], sweep.smooth, color=ink["line"], lw=1.6, label="smoothed")
-    if sweep.suggested is not None:
-        words = f"suggested {sweep.suggested:.2g}"
-        axes.axvline(sweep.suggested, color=ink["mark"], lw=1, ls="--", label=words)
+    if sweep.suggested_lr is not None:
+        words = f"suggested {sweep.suggested_lr:.2g}"
+        axes.axvline(sweep.suggested_lr, color=ink["mark"], lw=1, ls="--", label=words)
     axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
     if shown and min(sweep.smooth) < sweep.smooth[0]:
         axes.set_ylim(0, _HIGHEST_LOSS * sweep.smooth[0])
@@ -230,7 +230,7 @@ def _find_batch_size(args: ParsedArgs) -> None:
     sizes = find_batch_size(settings, most=most, seconds=seconds, done=print_trial)
     if args["--json"]:
         progress.end()
-    args.print_result(sizes.facts(), lambda: _print_sizes(sizes, settings))
+    args.print_result(sizes.to_dict(), lambda: _print_sizes(sizes, settings))
 
 
 def _print_sizes(sizes: "BatchSizes", settings: Settings) -> None:

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import REGISTERED, Argument, ParsedArgs, command, parse_args
+from phalanx.cli.command import REGISTERED_COMMANDS, Argument, ParsedArgs, command, parse_args
 from phalanx.disk import write_atomically
 from phalanx.errors import ConfigError, suggest
 from phalanx.launch.hosts import (
@@ -28,7 +28,7 @@ from phalanx.launch.lines import LAUNCHERS, RankCommand, write_lines, write_prob
 from phalanx.launch.run import refuse_missing_programs, refuse_unreachable, run_lines
 from phalanx.launch.words import LaunchWords, split_words
 from phalanx.plan.pipeline import count_stages, plan_pipeline
-from phalanx.report.terminal import clean, raw_stream, silence
+from phalanx.report.terminal import clean, discard_output, raw_stream
 from phalanx.units import format_plural
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ _MOST = 100_000
 def _run(args: ParsedArgs) -> int:
     """Check everything, then start the lines, print them, or write a file."""
     words = split_words(args.words, os.environ)
-    own = parse_args(REGISTERED["launch"], words.own)
+    own = parse_args(REGISTERED_COMMANDS["launch"], words.own)
     own.refuse_problems()
     inner = _read_inner(words.command)
     launcher = _choose_launcher(own)
@@ -139,7 +139,7 @@ def _run(args: ParsedArgs) -> int:
 
 
 @dataclass(frozen=True)
-class _Inner:
+class _InnerCommand:
     """The command after --, understood."""
 
     name: str
@@ -165,7 +165,7 @@ class _Inner:
         return self.args.flags
 
 
-def _read_inner(words: Sequence[str]) -> _Inner:
+def _read_inner(words: Sequence[str]) -> _InnerCommand:
     """The command after --, with its mistakes found as that command finds them."""
     pair, first = " ".join(words[:2]), words[0] if words else ""
     name = next((known for known in (pair, first) if known in _INNER), None)
@@ -173,7 +173,7 @@ def _read_inner(words: Sequence[str]) -> _Inner:
         what = f"{first!r} is no command for --" if first else "a command is missing after --"
         raise ConfigError(f"{what}; {suggest(first, _INNER)}")
     import_module(f"phalanx.cli.{_INNER[name]}")
-    args = parse_args(REGISTERED[name], words[len(name.split()) :])
+    args = parse_args(REGISTERED_COMMANDS[name], words[len(name.split()) :])
     settings = None
     if name in ("bench determinism", "bench train") or (
         name == "train" and not (args["--resume"] or args["--fork"])
@@ -181,10 +181,12 @@ def _read_inner(words: Sequence[str]) -> _Inner:
         settings = args.read_settings()
     else:
         args.refuse_problems()
-    return _Inner(name, args, settings)
+    return _InnerCommand(name, args, settings)
 
 
-def _complete_inner(inner: _Inner, layout: HostLayout, words: LaunchWords) -> tuple[str, ...]:
+def _complete_inner(
+    inner: _InnerCommand, layout: HostLayout, words: LaunchWords
+) -> tuple[str, ...]:
     """The command's words, with what the options of launch say about it."""
     added: dict[str, str] = {}
     is_resumed = inner.name == "train" and inner.args["--resume"]
@@ -208,7 +210,7 @@ def _choose_launcher(own: ParsedArgs) -> str:
     return str(asked)
 
 
-def _choose_devices(asked: int | None, option: str, inner: _Inner) -> int:
+def _choose_devices(asked: int | None, option: str, inner: _InnerCommand) -> int:
     """The devices of a replica: as asked, which its stages must fit, or one for each of these."""
     if inner.settings is None or inner.name not in _TRAIN:
         return asked or 1
@@ -229,7 +231,9 @@ def _choose_devices(asked: int | None, option: str, inner: _Inner) -> int:
     return asked
 
 
-def _read_layout(own: ParsedArgs, launcher: str, inner: _Inner, notes: list[str]) -> HostLayout:
+def _read_layout(
+    own: ParsedArgs, launcher: str, inner: _InnerCommand, notes: list[str]
+) -> HostLayout:
     """How many ranks there are, and on which hosts."""
 
     def number(flag: str) -> int | None:
@@ -331,7 +335,7 @@ def _start(launcher: str, rank_command: RankCommand, *, dry_run: bool) -> int:
             try:
                 print(clean(f"[{host}] {text}" if tags else text), file=stream, flush=True)
             except OSError:  # nobody listens any more, and the ranks go on in silence
-                silence(stream)
+                discard_output(stream)
 
     def say(text: str) -> None:
         if text:
@@ -340,7 +344,9 @@ def _start(launcher: str, rank_command: RankCommand, *, dry_run: bool) -> int:
     return run_lines(lines, show=show, say=say)
 
 
-def _describe_job(own: ParsedArgs, inner: _Inner, rank_command: RankCommand, line: str) -> Job:
+def _describe_job(
+    own: ParsedArgs, inner: _InnerCommand, rank_command: RankCommand, line: str
+) -> Job:
     """The job of a file for a scheduler."""
     kind = own["--write"][0]
     if len(own["--write"]) != 2 or kind not in JOB_FILES:

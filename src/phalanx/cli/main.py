@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 
-from phalanx.cli.crash import bug_reports, describe_less_memory
+from phalanx.cli.crash import describe_less_memory, report_bugs
 from phalanx.errors import (
     EXIT_LEFT_AT_ONCE,
     EXIT_STOPPED,
@@ -17,7 +17,7 @@ from phalanx.errors import (
     suggest,
 )
 from phalanx.plan.world import is_first_rank
-from phalanx.report.terminal import ReaderLeft, cleaned_output
+from phalanx.report.terminal import OutputClosed, clean_output
 from phalanx.signals import Interrupted, interrupting
 
 COMMANDS = {  # name: (module, what it does)
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_to_exit_code(name: str | None, words: list[str]) -> int:
     """Run one command, and turn whatever it raises into a message and a code."""
     try:
-        with cleaned_output(), bug_reports():
+        with clean_output(), report_bugs():
             return run_command(name, words)
     except OutOfMemory as error:
         _print_error(name, f"{error}; {describe_less_memory(_find_flags(name))}")
@@ -97,13 +97,13 @@ def _run_to_exit_code(name: str | None, words: list[str]) -> int:
     except (UserError, Stopped, Bug) as error:
         _print_error(name, str(error))
         return error.exit_code
-    except ReaderLeft:
+    except OutputClosed:
         return 0
 
 
 def _print_error(name: str | None, message: str) -> None:
     """Say how a command ended; where nobody can be told, the exit code must do."""
-    with suppress(UserError), cleaned_output():
+    with suppress(UserError), clean_output():
         print(f"phalanx {name or ''}".rstrip() + f": {message}", file=sys.stderr)
 
 
@@ -133,9 +133,9 @@ def run_command(name: str | None, words: list[str]) -> int:
         return _show_overview(words)
     module, _ = COMMANDS[name]
     import_module(f"phalanx.cli.{module}")
-    from phalanx.cli.command import REGISTERED, ParsedArgs, parse_args
+    from phalanx.cli.command import REGISTERED_COMMANDS, ParsedArgs, parse_args
 
-    command = REGISTERED[name]
+    command = REGISTERED_COMMANDS[name]
     own = words[: words.index("--")] if command.takes_command and "--" in words else words
     if any(word in ("--help", "-h") for word in own):
         from phalanx.cli.help import show_command_help
@@ -149,9 +149,9 @@ def run_command(name: str | None, words: list[str]) -> int:
 
 def _find_flags(name: str | None) -> set[str]:
     """The flags that a command takes, without their dashes."""
-    from phalanx.cli.command import REGISTERED
+    from phalanx.cli.command import REGISTERED_COMMANDS
 
-    command = REGISTERED.get(name or "")
+    command = REGISTERED_COMMANDS.get(name or "")
     if command is None:  # its own file could not be imported
         return set()
     return {*command.options, *(argument.name.lstrip("-") for argument in command.arguments)}

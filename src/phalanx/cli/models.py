@@ -137,7 +137,7 @@ class _ModelCounts:
         """What these units have of the whole figure, from 0 to 1."""
         return self.total(figure, first=first, end=end) / max(self.total(figure), 1)
 
-    def as_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """All figures; cumulative ones are shares from 0 to 1."""
         return {
             "name": self.name,
@@ -190,7 +190,7 @@ class _ModelCounts:
 def _show_model(args: ParsedArgs) -> None:
     """Print the units of a model, and its stages where it is split."""
     counts = _count_model(args)
-    args.print_result(counts.as_json(), lambda: _print_units(counts))
+    args.print_result(counts.to_dict(), lambda: _print_units(counts))
 
 
 def _count_model(args: ParsedArgs) -> _ModelCounts:

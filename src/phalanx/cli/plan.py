@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
 from phalanx.cli.plan_measure import (
     MEASURE_ARGS,
-    describe_run,
+    describe_run_prediction,
     measure_run,
     read_seconds,
     refuse_unmeasurable,
@@ -115,10 +115,10 @@ def _run(args: ParsedArgs) -> None:
         count_hosts(plan, wanted.hosts)  # refused before torch is imported
     if seconds is not None:
         refuse_unmeasurable(settings, plan, dataset)
-    found = None if args["--no-memory"] else _predict(settings.config, plan, dataset, wanted)
-    known = found if isinstance(found, _Prediction) else None
+    prediction = None if args["--no-memory"] else _predict(settings.config, plan, dataset, wanted)
+    known = prediction if isinstance(prediction, _Prediction) else None
     if file is not None:
-        write_picture(known.picture if known else str(found), file)
+        write_picture(known.picture if known else str(prediction), file)
     measured = measure_run(settings.config, plan, seconds) if seconds else None
     if args["--json"]:
         everything = {
@@ -136,14 +136,14 @@ def _run(args: ParsedArgs) -> None:
             "statistics_groups": plan.layout.span_groups,
             "exchange": asdict(known.exchange) if known else None,
             "memory": asdict(known.memory) if known else None,
-            "network": known.network.facts() if known and known.network else None,
-            "measured": measured.facts() if measured else None,
+            "network": known.network.to_dict() if known and known.network else None,
+            "measured": measured.to_dict() if measured else None,
             "at": points,
         }
         print(json.dumps(everything, indent=2))
         return
-    rows = list_plan_rows(settings, plan, found, dataset)
-    for name, text in [*rows, *(describe_run(measured) if measured else [])]:
+    rows = list_plan_rows(settings, plan, prediction, dataset)
+    for name, text in [*rows, *(describe_run_prediction(measured) if measured else [])]:
         print(f"{name:<14}{text}")
     for point in points:
         scale = "automatic, from " * bool(point["automatic"]) + f"{point['loss_scale']:g}"
@@ -186,11 +186,14 @@ def _read_steps(text: str | None) -> list[int]:
 
 
 def list_plan_rows(
-    settings: Settings, plan: "Plan", found: _Prediction | str | None, dataset: "DatasetSummary"
+    settings: Settings,
+    plan: "Plan",
+    prediction: _Prediction | str | None,
+    dataset: "DatasetSummary",
 ) -> list[tuple[str, str]]:
     """The plan in words and a curve, by name.
 
-    found: what needs the model itself, why that is not known, or None to leave it out.
+    prediction: what needs the model itself, why that is not known, or None to leave it out.
     """
     from phalanx.data.layouts.image_files import describe_ignored
 
@@ -233,8 +236,8 @@ def list_plan_rows(
         ("evaluations", _describe_evaluations(plan)),
         ("checkpoints", _describe_checkpoints(config, plan)),
         ("bad images", f"up to {plan.max_bad:,} are tolerated"),
-        *_describe_prediction(plan, found, config),
-        *_describe_picture(settings, plan, found),
+        *_describe_prediction(plan, prediction, config),
+        *_describe_picture(settings, plan, prediction),
         *(("note", warning) for warning in plan.warnings),
     ]
 
@@ -306,24 +309,24 @@ def _describe_checkpoints(config: Config, plan: "Plan") -> str:
 
 
 def _describe_prediction(
-    plan: "Plan", found: _Prediction | str | None, config: Config
+    plan: "Plan", prediction: _Prediction | str | None, config: Config
 ) -> list[tuple[str, str]]:
     """The rows of memory and exchange, as far as they are known."""
-    if not isinstance(found, _Prediction):
-        return [("memory", found)] if found else []
-    rows = [("memory", _describe_memory(plan, found.memory, config))]
+    if not isinstance(prediction, _Prediction):
+        return [("memory", prediction)] if prediction else []
+    rows = [("memory", _describe_memory(plan, prediction.memory, config))]
     if plan.layout.ranks > 1:
-        rows.append(("exchange", describe_exchange(plan, found.exchange)))
+        rows.append(("exchange", describe_exchange(plan, prediction.exchange)))
     return rows
 
 
 def _describe_picture(
-    settings: Settings, plan: "Plan", found: _Prediction | str | None
+    settings: Settings, plan: "Plan", prediction: _Prediction | str | None
 ) -> list[tuple[str, str]]:
     """The rows about stages, a step over time where several devices share it, and a network."""
     from phalanx.assemble.dataset_summary import CHOSEN_ORIGIN
 
-    known = found if isinstance(found, _Prediction) else None
+    known = prediction if isinstance(prediction, _Prediction) else None
     rows = describe_stages(settings.config, plan, known.stages if known else None)
     if known and settings.origins["pipeline-splits"] == CHOSEN_ORIGIN:
         rows += describe_choice(known.stages)

@@ -69,15 +69,15 @@ def measure_run(config: Config, plan: "Plan", seconds: float) -> "RunPrediction"
     return measured
 
 
-def describe_run(found: "RunPrediction") -> list[tuple[str, str]]:
+def describe_run_prediction(prediction: "RunPrediction") -> list[tuple[str, str]]:
     """The prediction in words, by name."""
-    steps, scoring, saving = found.steps, found.scoring, found.saving
+    steps, scoring, saving = prediction.steps, prediction.scoring, prediction.saving
     shares = ", ".join(
-        f"{name} {_format_long(part)}" for name, part in found.parts_s.items() if part >= 0.5
+        f"{name} {_format_long(part)}" for name, part in prediction.parts_s.items() if part >= 0.5
     )
-    whole = _format_long(found.total_s) + f": {shares}" * bool(shares)
+    whole = _format_long(prediction.total_s) + f": {shares}" * bool(shares)
     rows = [
-        ("measured on", _describe_place(found)),
+        ("measured on", _describe_machine(prediction)),
         (
             "a step",
             f"{1000 * steps.step_s:,.1f} ms, {steps.wait_share:.1%} of it waiting for data "
@@ -96,40 +96,40 @@ def describe_run(found: "RunPrediction") -> list[tuple[str, str]]:
                 f"after {saving.written_s:,.2f} s",
             )
         )
-    rows.append(("predicted", f"{whole}; {_describe_range(found)}"))
-    rows.append(("memory used", _describe_peak(found)))
-    rows.append(("energy", _describe_energy(found)))
-    return [*rows, *(("extrapolated", note) for note in found.notes)]
+    rows.append(("predicted", f"{whole}; {_describe_range(prediction)}"))
+    rows.append(("memory used", _describe_peak(prediction)))
+    rows.append(("energy", _describe_energy(prediction)))
+    return [*rows, *(("extrapolated", note) for note in prediction.notes)]
 
 
-def _describe_place(found: "RunPrediction") -> str:
+def _describe_machine(prediction: "RunPrediction") -> str:
     """The machine and its versions."""
-    facts = found.measured_on
+    facts = prediction.measured_on
     processor = f"{facts['processor']}, {format_plural(int(facts['cores']), 'core')}"
     where = processor if facts["device"] == "cpu" else f"{facts['device']}, {processor}"
     return f"{where}, torch {facts['torch version']}"
 
 
-def _describe_range(found: "RunPrediction") -> str:
-    low, high = _format_long(found.quick_s), _format_long(found.slow_s)
+def _describe_range(prediction: "RunPrediction") -> str:
+    low, high = _format_long(prediction.quick_s), _format_long(prediction.slow_s)
     return f"{low} to {high} if every step were like the quicker or the slower quarter of them"
 
 
-def _describe_peak(found: "RunPrediction") -> str:
-    if found.peak_bytes is None:
+def _describe_peak(prediction: "RunPrediction") -> str:
+    if prediction.peak_bytes is None:
         return "not known on this device"
-    size = format_bytes(found.peak_bytes)
-    if found.measured_on["device"] == "cpu":
+    size = format_bytes(prediction.peak_bytes)
+    if prediction.measured_on["device"] == "cpu":
         return f"{size} at most, the process with its libraries; worker processes come on top"
     return f"{size} of the GPU at most"
 
 
-def _describe_energy(found: "RunPrediction") -> str:
+def _describe_energy(prediction: "RunPrediction") -> str:
     """Of the device alone, in kWh."""
-    if found.joules is None:
+    if prediction.joules is None:
         return "not known: the device does not report what it uses"
-    what = "processor" if found.measured_on["device"] == "cpu" else "GPU"
-    return f"{found.joules / 3.6e6:,.3g} kWh, of the {what} alone"
+    what = "processor" if prediction.measured_on["device"] == "cpu" else "GPU"
+    return f"{prediction.joules / 3.6e6:,.3g} kWh, of the {what} alone"
 
 
 def _format_long(seconds: float) -> str:

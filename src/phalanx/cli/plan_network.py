@@ -73,7 +73,7 @@ class NetworkPrediction:
         assert self.step is not None
         return max(self.step.total_s, self.use.total_s + self.input_s)
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As plain numbers, for JSON."""
         facts = {**asdict(self.network), **asdict(self.use), "communication_s": self.use.total_s}
         facts |= {"image_bytes": self.image_bytes, "input_bytes": self.input_bytes}
@@ -159,19 +159,22 @@ def describe_exchange(plan: "Plan", exchange: "Exchange") -> str:
     return f"each rank sends and receives {total} per step: {text}"
 
 
-def describe_network(found: NetworkPrediction, plan: "Plan") -> list[tuple[str, str]]:
+def describe_network(prediction: NetworkPrediction, plan: "Plan") -> list[tuple[str, str]]:
     """The rows of a plan that tell of the network."""
-    hosts = found.network.hosts
+    hosts = prediction.network.hosts
     each = format_plural(plan.layout.ranks // hosts, "device")
     where = f"each of {hosts:,} hosts, {each} on each" if hosts > 1 else f"the only host, {each}"
-    rows = [("network", f"{found.network.gbit:g} Gbit/s for {where}")]
-    rows += [("", line) for line in _list_uses(found, plan)]
-    return [*rows, *_describe_step(found, plan)]
+    rows = [("network", f"{prediction.network.gbit:g} Gbit/s for {where}")]
+    rows += [("", line) for line in _list_uses(prediction, plan)]
+    return [*rows, *_describe_step(prediction, plan)]
 
 
-def _list_uses(found: NetworkPrediction, plan: "Plan") -> list[str]:
+def _list_uses(prediction: NetworkPrediction, plan: "Plan") -> list[str]:
     """A line for each kind of bytes on a host's link."""
-    use, way = found.use, "gathered from all" if plan.determinism == "strict" else "ring all-reduce"
+    use, way = (
+        prediction.use,
+        "gathered from all" if plan.determinism == "strict" else "ring all-reduce",
+    )
     notes = {"gradients": way, "activations": "on their way while stages compute"}
     cells = [
         (_NAMES[kind], format_bytes(size), _format_time(use.seconds[kind]), notes.get(kind, ""))
@@ -180,10 +183,10 @@ def _list_uses(found: NetworkPrediction, plan: "Plan") -> list[str]:
     ]
     if use.tree_s:
         cells.insert(1, ("", "", _format_time(use.tree_s), "instead, if a tree added them up"))
-    if found.input_bytes:
+    if prediction.input_bytes:
         note = "only if they come over the same link"
-        size = format_bytes(found.input_bytes)
-        cells.append(("images", size, _format_time(found.input_s), note))
+        size = format_bytes(prediction.input_bytes)
+        cells.append(("images", size, _format_time(prediction.input_s), note))
     if not cells:
         return ["nothing goes over it"]
     cells.insert(0, ("each way, in a step", "bytes", "time", ""))
@@ -194,9 +197,9 @@ def _list_uses(found: NetworkPrediction, plan: "Plan") -> list[str]:
     ]
 
 
-def _describe_step(found: NetworkPrediction, plan: "Plan") -> list[tuple[str, str]]:
+def _describe_step(prediction: NetworkPrediction, plan: "Plan") -> list[tuple[str, str]]:
     """How long a step is, where a measurement says what one device does."""
-    step = found.step
+    step = prediction.step
     if step is None:
         way = "give --images-per-second, what one device trains alone"
         return [("step time", f"needs a measurement: {way}")]
@@ -211,12 +214,14 @@ def _describe_step(found: NetworkPrediction, plan: "Plan") -> list[tuple[str, st
     if ranks > 1:
         speed += f", {step.compute_s / step.total_s:.2f} of {ranks:,} devices without a network"
     rows = [("step time", f"{_format_time(step.total_s)} = {parts}"), ("", speed)]
-    if found.image_bytes:
-        each = rate / found.network.hosts
-        text = f"each host reads {each:,.0f} images/s, {format_bytes(each * found.image_bytes)}/s"
+    if prediction.image_bytes:
+        each = rate / prediction.network.hosts
+        text = (
+            f"each host reads {each:,.0f} images/s, {format_bytes(each * prediction.image_bytes)}/s"
+        )
         rows.append(("input", f"{text}, to keep up"))
-    if found.shared_s > step.total_s:
-        rows.append(("", f"over the same links a step takes {_format_time(found.shared_s)}"))
+    if prediction.shared_s > step.total_s:
+        rows.append(("", f"over the same links a step takes {_format_time(prediction.shared_s)}"))
     return rows
 
 

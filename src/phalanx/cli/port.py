@@ -11,7 +11,7 @@ from pathlib import Path
 from phalanx.cli.command import (
     ALL_OPTIONS,
     JSON_FLAG,
-    REGISTERED,
+    REGISTERED_COMMANDS,
     Argument,
     ParsedArgs,
     command,
@@ -33,8 +33,8 @@ from phalanx.disk import write_atomically
 from phalanx.errors import ConfigError
 from phalanx.port.new_command import expand_variables
 from phalanx.port.old_command import is_old_command
-from phalanx.port.ported import Ported, port_line
-from phalanx.port.words import OldLine, read_text_lines, read_words
+from phalanx.port.ported_command import PortedCommand, port_line
+from phalanx.port.shell_text import OldLine, read_text_lines, read_words
 
 _MAX_BYTES = 2**20  # of a script
 
@@ -92,17 +92,17 @@ def _run(args: ParsedArgs) -> int:
         from phalanx.cli.port_configs import port_configs
 
         own_words, names = _split_around_names(args.words)
-        own = parse_args(REGISTERED["port"], own_words)
+        own = parse_args(REGISTERED_COMMANDS["port"], own_words)
         own.refuse_problems()
         return port_configs(own, names)
-    own = parse_args(REGISTERED["port"], own_words)
+    own = parse_args(REGISTERED_COMMANDS["port"], own_words)
     own.refuse_problems()
     if own["--run"] and own["--json"]:
         raise ConfigError("--json: is for the answer, --run for the run; give one of them")
     lines, skipped = _read_lines(own, old_words)
     answers = []
     for line in lines:
-        with _placed(line, one_of=len(lines)):
+        with _name_line_in_errors(line, count=len(lines)):
             answers.append(_port(line, own))
     if own["--save"]:
         _save(own["--save"], answers)
@@ -125,7 +125,7 @@ def _run(args: ParsedArgs) -> int:
     return 0
 
 
-def _port(line: OldLine, own: ParsedArgs) -> Ported:
+def _port(line: OldLine, own: ParsedArgs) -> PortedCommand:
     """The answer for one command, with what is not here."""
     overrides = {SPELLINGS[name]: text for name, text in own.flags.items()}
     answer = port_by_data(
@@ -142,17 +142,17 @@ def _port(line: OldLine, own: ParsedArgs) -> Ported:
 
 
 @contextmanager
-def _placed(line: OldLine, *, one_of: int) -> Iterator[None]:
+def _name_line_in_errors(line: OldLine, *, count: int) -> Iterator[None]:
     """A block whose mistakes are told with the line of the command, where there are several."""
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"line {line.line}: {error}" if one_of > 1 else str(error)) from None
+        raise ConfigError(f"line {line.line}: {error}" if count > 1 else str(error)) from None
 
 
 def _split_own_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Our own flags, which come first, and the old command."""
-    switches = {a.name for a in REGISTERED["port"].arguments if a.switch}
+    switches = {a.name for a in REGISTERED_COMMANDS["port"].arguments if a.switch}
     rest, own = list(words), []
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
@@ -223,7 +223,7 @@ def _read_script(path: Path) -> str:
         raise ConfigError(f"--file {path}: not UTF-8 text") from None
 
 
-def _save(name: str, answers: Sequence[Ported]) -> None:
+def _save(name: str, answers: Sequence[PortedCommand]) -> None:
     """Write the options of one training command."""
     path, answer = Path(name), answers[0]
     if len(answers) > 1 or answer.command.name != "train" or TARGET not in answer.command.flags:
@@ -238,7 +238,7 @@ def _save(name: str, answers: Sequence[Ported]) -> None:
     print(f"wrote {path}; train it with: {line}", file=sys.stderr)
 
 
-def _run_all(answers: Sequence[Ported]) -> int:
+def _run_all(answers: Sequence[PortedCommand]) -> int:
     """Run the new commands one after the other, up to the first that fails."""
     from phalanx.cli.main import find_command, run_command
 

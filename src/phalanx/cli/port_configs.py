@@ -24,7 +24,7 @@ from phalanx.errors import ConfigError
 from phalanx.port.config_file import OldEntry, choose_entries, read_config_file
 from phalanx.port.config_keys import MatchedFile, match_file
 from phalanx.port.new_command import NewCommand
-from phalanx.port.ported import Ported, port_entry
+from phalanx.port.ported_command import PortedCommand, port_entry
 
 _NOT_WITH_CONFIGS = {  # flags that are about commands: what to do instead
     "--run": "train with a preset: phalanx train --config FILE",
@@ -37,7 +37,7 @@ class _PortedEntry:
     """An entry as a preset."""
 
     name: str
-    answer: Ported
+    answer: PortedCommand
     plan: PortedPlan
     path: Path  # of the file that it is, or would be, written to
 
@@ -69,7 +69,7 @@ def port_configs(own: ParsedArgs, names: Sequence[str]) -> int:
     chosen = choose_entries(entries, names, source)
     matched = match_file(entries, own["--dialect"], source)
     folder = Path(own["--save"]) if own["--save"] else None
-    with _told_way_out(len(chosen)):
+    with _suggest_fewer_entries(len(chosen)):
         matched.refuse_problems(chosen)
         ported = [_port(entry, matched, own, folder or Path()) for entry in chosen]
     if folder:
@@ -94,7 +94,7 @@ def port_configs(own: ParsedArgs, names: Sequence[str]) -> int:
 
 
 @contextmanager
-def _told_way_out(count: int) -> Iterator[None]:
+def _suggest_fewer_entries(count: int) -> Iterator[None]:
     """A block in which one of several entries may be refused: the others can be ported alone."""
     try:
         yield

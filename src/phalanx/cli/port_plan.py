@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.catalog.models import MODELS
-from phalanx.cli.command import ALL_OPTIONS, REGISTERED, ParsedArgs, parse_args
+from phalanx.cli.command import ALL_OPTIONS, REGISTERED_COMMANDS, ParsedArgs, parse_args
 from phalanx.dialects.table import TARGET
 from phalanx.errors import DataError, UserError
 from phalanx.plan.pipeline import count_stages
 from phalanx.port.new_command import expand_variables, find_variables
-from phalanx.port.ported import Ported
+from phalanx.port.ported_command import PortedCommand
 from phalanx.port.preset_values import name_preset
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ def list_flags(name: str) -> Collection[str]:
     if name not in COMMANDS:
         return ALL_OPTIONS
     import_module(f"phalanx.cli.{COMMANDS[name][0]}")
-    found = REGISTERED[name]
+    found = REGISTERED_COMMANDS[name]
     return {*found.options, *(a.name.removeprefix("--") for a in found.arguments)}
 
 
-def add_absences(answer: Ported) -> Ported:
+def add_absences(answer: PortedCommand) -> PortedCommand:
     """The answer with warnings about data and runs that are not here."""
     flags, environment = answer.command.flags, {**answer.command.variables, **os.environ}
     target = flags.get(TARGET, "")
@@ -66,7 +66,7 @@ def add_absences(answer: Ported) -> Ported:
     return replace(answer, warnings=(*answer.warnings, *found))
 
 
-def port_by_data(port: Callable[[int | None], Ported]) -> Ported:
+def port_by_data(port: Callable[[int | None], PortedCommand]) -> PortedCommand:
     """The answer, with steps counted from the images in --data-dir if that folder exists.
 
     port: makes an answer from a number of training images; from published counts if it is None.
@@ -76,7 +76,7 @@ def port_by_data(port: Callable[[int | None], Ported]) -> Ported:
     return answer if images is None else port(images)
 
 
-def _count_images(answer: Ported) -> int | None:
+def _count_images(answer: PortedCommand) -> int | None:
     """The number of training images in the folder of a training command; None if there is none."""
     args = _parse_training(answer)
     folder = args.flags.get("data-dir") if args else None
@@ -90,7 +90,7 @@ def _count_images(answer: Ported) -> int | None:
         return None
 
 
-def _parse_training(answer: Ported) -> ParsedArgs | None:
+def _parse_training(answer: PortedCommand) -> ParsedArgs | None:
     """The options of a command that starts a new run; None for other commands."""
     flags = answer.command.flags
     if answer.command.name != "train" or not flags.keys().isdisjoint({*_ABOUT_A_RUN, "help"}):
@@ -101,10 +101,10 @@ def _parse_training(answer: Ported) -> ParsedArgs | None:
     environment = {**answer.command.variables, **os.environ}
     inner = answer.command.words
     inner = inner[inner.index("--") + 1 :] if inner[0] == "launch" else inner
-    return parse_args(REGISTERED["train"], expand_variables(inner[1:], environment))
+    return parse_args(REGISTERED_COMMANDS["train"], expand_variables(inner[1:], environment))
 
 
-def plan_ported(answer: Ported) -> PortedPlan:
+def plan_ported(answer: PortedCommand) -> PortedPlan:
     """The plan of a training command, without torch, and without data that is not here."""
     args = _parse_training(answer)
     if args is None:
@@ -145,7 +145,7 @@ def list_ported_plan(plan: PortedPlan) -> list[tuple[str, str]]:
     return rows
 
 
-def to_facts(answer: Ported, plan: PortedPlan) -> dict[str, Any]:
+def to_facts(answer: PortedCommand, plan: PortedPlan) -> dict[str, Any]:
     """The answer as plain values."""
     planned = plan.planned
     more: dict[str, Any] = {
@@ -154,4 +154,4 @@ def to_facts(answer: Ported, plan: PortedPlan) -> dict[str, Any]:
     }
     more["resolved"] = planned.settings.config.flat() if planned else None
     more["notes"] = list(planned.plan.warnings) if planned else []
-    return {**answer.facts(), **more}
+    return {**answer.to_dict(), **more}

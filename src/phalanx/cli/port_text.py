@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from phalanx.dialects.table import KIND_WORDS
 from phalanx.port.new_command import quote_word
-from phalanx.port.ported import Ported, PortedRow
+from phalanx.port.ported_command import PortedCommand, PortedRow
 
 _HEADINGS = {
     "launcher": "its launcher",
@@ -23,7 +23,7 @@ _PLAN_INDENT = 14
 
 
 def print_answer(
-    answer: Ported, plan: Sequence[tuple[str, str]], problem: str, head: str = ""
+    answer: PortedCommand, plan: Sequence[tuple[str, str]], problem: str, head: str = ""
 ) -> None:
     """Print the new command, what became of each option, and the plan.
 

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from phalanx.cli.command import ParsedArgs
-from phalanx.cli.crash import told_by_rank
+from phalanx.cli.crash import report_rank_errors
 from phalanx.errors import EXIT_LEFT_AT_ONCE, FailedElsewhere
 from phalanx.plan.world import World, read_world
 from phalanx.signals import Interrupted
@@ -54,10 +54,10 @@ def _run_as_rank(args: ParsedArgs, world: World, prepare: Callable[[], _Work]) -
     from phalanx.assemble.rank_launch import join_ranks, prepare_as_rank
 
     try:
-        with told_by_rank(world, None) if world.rank else nullcontext():
+        with report_rank_errors(world, None) if world.rank else nullcontext():
             work, store = prepare_as_rank(world, prepare, args.flags)
         plan, timeout = work.plan, work.config.machine.rank_timeout
-        with told_by_rank(world, None), join_ranks(world, store, plan, timeout) as ranks:
+        with report_rank_errors(world, None), join_ranks(world, store, plan, timeout) as ranks:
             return work.run(ranks)
     except FailedElsewhere as end:
         return end.exit_code

@@ -46,32 +46,32 @@ def _run(args: ParsedArgs) -> int:
 
     from phalanx.assemble.replay import replay
 
-    seen = replay(prepared, step)
-    facts = {"run": str(prepared.run.path), **seen.as_json()}
-    args.print_result(facts, lambda: _print_replay(seen, prepared))
-    return 0 if seen.is_finite else DivergedError.exit_code
+    result = replay(prepared, step)
+    facts = {"run": str(prepared.run.path), **result.as_json()}
+    args.print_result(facts, lambda: _print_replay(result, prepared))
+    return 0 if result.is_finite else DivergedError.exit_code
 
 
-def _print_replay(seen: "Replay", prepared: "PreparedRun") -> None:
+def _print_replay(result: "Replay", prepared: "PreparedRun") -> None:
     """What was repeated, its numbers, and where the first that is not finite came from."""
     from phalanx.assemble.blackbox import describe_step_images
 
     start = prepared.start
     begin = f"from {start.checkpoint}" if start else "from the first weights"
     print(
-        f"step {seen.step:,} of {prepared.run.path}, repeated {begin}: "
-        f"{_RECORDED[seen.as_recorded]}"
+        f"step {result.step:,} of {prepared.run.path}, repeated {begin}: "
+        f"{_RECORDED[result.as_recorded]}"
     )
     print(
-        f"loss {seen.loss:g}, gradient norm {seen.grad_norm:g}, learning rate {seen.lr:g}, "
-        f"loss scale {seen.loss_scale:g}"
+        f"loss {result.loss:g}, gradient norm {result.grad_norm:g}, learning rate {result.lr:g}, "
+        f"loss scale {result.loss_scale:g}"
     )
-    if seen.finding is not None:
-        print(seen.finding.describe())
-    elif seen.is_finite:
+    if result.finding is not None:
+        print(result.finding.describe())
+    elif result.is_finite:
         print("every output and every gradient is finite")
-    if seen.seen_with:
-        print(f"seen with {len(seen.seen_with):,} of {len(seen.images):,} images:")
-        print(describe_step_images(seen.seen_with))
+    if result.seen_with:
+        print(f"seen with {len(result.seen_with):,} of {len(result.images):,} images:")
+        print(describe_step_images(result.seen_with))
     else:
-        print(f"images: {describe_step_images(seen.images)}")
+        print(f"images: {describe_step_images(result.images)}")

@@ -17,7 +17,7 @@ from phalanx.units import format_plural
 if TYPE_CHECKING:
     from phalanx.client.connection import ServerAddress
     from phalanx.client.images import RequestImages
-    from phalanx.client.load import LoadOptions, LoadResult
+    from phalanx.client.load_generator import LoadOptions, LoadResult
 
 _PROTOCOLS = ("predict", "tensorflow", "v2")
 _IN_FLIGHT = 16  # requests of a thread with --use-async
@@ -110,7 +110,7 @@ def _read_options(args: ParsedArgs) -> "LoadOptions":
         raise ConfigError(
             f"--protocol {args['--protocol']}: {suggest(args['--protocol'], _PROTOCOLS)}"
         )
-    from phalanx.client.load import LoadOptions
+    from phalanx.client.load_generator import LoadOptions
 
     wanted = args["--num-images"]
     most_threads = _MOST_CONNECTIONS // _IN_FLIGHT if args["--use-async"] else _MOST_THREADS
@@ -131,7 +131,9 @@ def _collect(args: ParsedArgs) -> "RequestImages":
 
     if args["images"]:
         labels = Path(args["--labels"]) if args["--labels"] else None
-        return collect_files(args["images"], labels=labels, limits=args.read_reading().limits)
+        return collect_files(
+            args["images"], labels=labels, limits=args.read_source_options().limits
+        )
     if args["--labels"]:
         raise ConfigError("--labels: no image is named; validation data has labels of its own")
     if _is_exported(args["--serve"]):
@@ -179,8 +181,8 @@ def _request(
     args: ParsedArgs, address: "ServerAddress", images: "RequestImages", options: "LoadOptions"
 ) -> int:
     """Send the images to a server that is there, and print what came back."""
-    from phalanx.client.load import send_images
-    from phalanx.client.results import describe_accuracy, describe_result
+    from phalanx.client.load_generator import send_images
+    from phalanx.client.results import summarize_accuracy, summarize_result
     from phalanx.client.served_model import find_model
 
     model = find_model(address, name=args["--name"], timeout_s=options.timeout_s)
@@ -194,7 +196,7 @@ def _request(
         len(images),
         images.read,
         options=options,
-        done=lambda so_far: progress.show(f"{so_far.sent:,} images"),
+        done=lambda so_far: progress.show(f"{so_far.sent_images:,} images"),
     )
     progress.end()
     facts = {
@@ -204,8 +206,8 @@ def _request(
         "protocol": options.protocol,
         "batch_size": options.batch_size,
         "connections": options.connections,
-        **describe_result(result),
-        "accuracy": describe_accuracy(result, labels),
+        **summarize_result(result),
+        "accuracy": summarize_accuracy(result, labels),
     }
     if args["--json"]:
         print(json.dumps({**facts, "predictions": _list_predictions(images, labels, result)}))
@@ -219,9 +221,9 @@ def _choose_exit_code(images: "RequestImages", result: "LoadResult") -> int:
     for place, answer in sorted(result.answers.items()):
         if answer.problem:
             print(f"{clean_name(images.names[place])}: {answer.problem}", file=sys.stderr)
-    if result.failed:
+    if result.failed_images:
         return NetworkError.exit_code
-    return DataError.exit_code if result.unreadable else 0
+    return DataError.exit_code if result.unreadable_images else 0
 
 
 def _list_predictions(

@@ -16,7 +16,7 @@ def _write_report(args: ParsedArgs) -> None:
     """Write report.html again; the data need not be there any more."""
     args.refuse_problems()
     from phalanx.report.folder import open_run
-    from phalanx.report.page import write_report
+    from phalanx.report.report_page import write_report
 
     print(f"report: {write_report(open_run(Path(args['run'])))}")
 
@@ -38,4 +38,4 @@ def _compare(args: ParsedArgs) -> None:
     from phalanx.report.folder import open_run
 
     comparison = compare_runs(open_run(Path(args["first"])), open_run(Path(args["second"])))
-    args.print_result(comparison.as_json(), lambda: print(render_comparison(comparison)))
+    args.print_result(comparison.to_dict(), lambda: print(render_comparison(comparison)))

@@ -13,7 +13,7 @@ from phalanx.plan.machine import count_cores, count_threads, resolve_device
 
 if TYPE_CHECKING:
     from phalanx.config.schema import Config
-    from phalanx.serve.app import Log
+    from phalanx.serve.app import WriteLogLine
     from phalanx.serve.backend import BackendOptions
     from phalanx.serve.service import ServeLimits
 
@@ -148,9 +148,9 @@ def _choose_device(args: ParsedArgs, config: "Config") -> str:
         raise ConfigError(
             f"--device {asked}: a server uses one device; start one for each, on ports of their own"
         )
-    from phalanx.serve.backend import is_program
+    from phalanx.serve.backend import is_exported_model
 
-    if not is_program(model):
+    if not is_exported_model(model):
         return resolve_device(asked)
     given = {
         "--checkpoint": args["--checkpoint"],
@@ -257,7 +257,7 @@ def _read_key(args: ParsedArgs) -> str:
     return key
 
 
-def _open_log(place: str | None) -> "Log | None":
+def _open_log(place: str | None) -> "WriteLogLine | None":
     """What writes a line of the access log."""
     if place is None:
         return None

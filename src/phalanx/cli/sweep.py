@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 from phalanx.catalog.plugins import format_plugin_flag, loaded_plugins
 from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.errors import CheckpointError, ConfigError, DivergedError
-from phalanx.report.terminal import clean, raw_stream, silence
+from phalanx.report.terminal import clean, discard_output, raw_stream
 
 if TYPE_CHECKING:
     from phalanx.sweep.runner import SweepOutput
@@ -44,7 +44,7 @@ def _run(args: ParsedArgs) -> int:
         from phalanx.sweep.table import describe_sweep
 
         lines = [*describe_sweep(sweep), f"{'folder':<24}{folder}"]
-        facts = {"folder": str(folder), **sweep.facts()}
+        facts = {"folder": str(folder), **sweep.to_dict()}
         args.print_result(facts, lambda: print("\n".join(lines)))
         return 0
     from phalanx.sweep.proposals import refuse_missing_optuna
@@ -53,7 +53,7 @@ def _run(args: ParsedArgs) -> int:
     from phalanx.sweep.runner import run_sweep
 
     state = run_sweep(folder, sweep, _build_output(as_json=args["--json"]))
-    args.print_result(state.facts(), lambda: _show_result(state))
+    args.print_result(state.to_dict(), lambda: _show_result(state))
     return 0 if state.best else _find_exit_code(state)
 
 
@@ -112,7 +112,7 @@ def _write(text: str, stream: TextIO) -> None:
     try:
         print(text, end="", file=raw_stream(stream), flush=True)
     except OSError:
-        silence(raw_stream(stream))
+        discard_output(raw_stream(stream))
 
 
 def _show_result(state: "SweepState") -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import ALL_OPTIONS, Argument, ParsedArgs, command
-from phalanx.cli.crash import bug_reports, told_by_rank
+from phalanx.cli.crash import report_bugs, report_rank_errors
 from phalanx.cli.validate import prepare_checkpoints, prepare_untrained
 from phalanx.config.text import FALSE_WORDS
 from phalanx.errors import ConfigError, FailedElsewhere, OutOfMemory, PluginBug, Stopped
@@ -73,7 +73,11 @@ def _run(args: ParsedArgs) -> int:
         if code:
             return code
     else:
-        with _resumable(prepared.run), _discarding(prepared), bug_reports(prepared.run.path):
+        with (
+            _explain_resume(prepared.run),
+            _discard_on_failure(prepared),
+            report_bugs(prepared.run.path),
+        ):
             from phalanx.assemble.train import train
             from phalanx.lightning.engine_choice import choose_fit
 
@@ -94,13 +98,13 @@ def _run_as_rank(args: ParsedArgs, world: World) -> int:
         return prepare_resume(run, flags, accept_changed_data=args["--accept-changed-data"])
 
     try:
-        with told_by_rank(world, None) if world.rank else nullcontext():
+        with report_rank_errors(world, None) if world.rank else nullcontext():
             opened = open_as_rank(world, lambda: _prepare(args), reopen, args.flags)
         if opened is None:
             return 0
         prepared, store = opened
         stream = sys.stderr if args["--json"] else None
-        with _resumable(prepared.run), told_by_rank(world, prepared.run.path):
+        with _explain_resume(prepared.run), report_rank_errors(world, prepared.run.path):
             from phalanx.lightning.engine_choice import choose_fit
 
             has_result = train_as_rank(world, prepared, store, stream=stream, choose_fit=choose_fit)
@@ -166,7 +170,7 @@ def _prepare_resume(args: ParsedArgs) -> "PreparedRun | None":
 
 
 @contextmanager
-def _resumable(run: "RunFolder") -> Iterator[None]:
+def _explain_resume(run: "RunFolder") -> Iterator[None]:
     """A block that may be stopped by a signal at any moment; the message says how to go on."""
     try:
         yield
@@ -178,7 +182,7 @@ def _resumable(run: "RunFolder") -> Iterator[None]:
 
 
 @contextmanager
-def _discarding(prepared: "PreparedRun") -> Iterator[None]:
+def _discard_on_failure(prepared: "PreparedRun") -> Iterator[None]:
     """A block that a new run does not outlive if it cannot be built, or lacks memory to begin."""
     try:
         yield

@@ -16,7 +16,7 @@ from phalanx.cli.command import (
     ParsedArgs,
     command,
 )
-from phalanx.cli.inputs import MADE_UP_FLAGS, read_batch_sizes, read_made_up
+from phalanx.cli.measurement_flags import MADE_UP_FLAGS, read_batch_sizes, read_made_up
 from phalanx.cli.ranks import run_on_ranks
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.units import format_count, format_plural

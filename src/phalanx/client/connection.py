@@ -28,7 +28,7 @@ _MOST_PAGE = 64 * 1024  # bytes in which a web page has its title
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE)
 
 
-class _EndlessAnswer(HTTPException):
+class _ReplyTooLarge(HTTPException):
     """An answer that is too large to be one to images."""
 
 
@@ -39,7 +39,7 @@ _FAILURES = (  # the first kind that fits
     (ssl.SSLError, "{place}: TLS failed ({reason})"),
     (ConnectionError, "{place} closed the connection without an answer"),
     (
-        _EndlessAnswer,
+        _ReplyTooLarge,
         f"{{place}} sends an answer of more than {format_bytes(_MOST_BYTES)}, which does not look "
         "like an inference server",
     ),
@@ -48,7 +48,7 @@ _FAILURES = (  # the first kind that fits
 )
 
 
-class NoAnswer(Exception):
+class RequestFailed(Exception):
     """A request without an answer; its text names the kind of failure, and counts under it."""
 
 
@@ -119,11 +119,11 @@ class Reply:
         return min(max(wait, 0.0), _MOST_WAIT_S) if math.isfinite(wait) else None
 
     def read_json(self) -> Any:
-        """The value of a JSON body; raises NoAnswer for another."""
+        """The value of a JSON body; raises RequestFailed for another."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
-            raise NoAnswer(f"HTTP {self.status} with a body that is not JSON") from None
+            raise RequestFailed(f"HTTP {self.status} with a body that is not JSON") from None
 
     @property
     def error(self) -> str:
@@ -157,19 +157,19 @@ class Connection:
         self._http.close()
 
     def open(self) -> None:
-        """Connect now rather than with the first request; raises NoAnswer."""
+        """Connect now rather than with the first request; raises RequestFailed."""
         if self._http.sock is None:
             try:
                 self._http.connect()
             except (OSError, HTTPException) as error:
-                raise NoAnswer(self._name_failure(error, "connect")) from None
+                raise RequestFailed(self._name_failure(error, "connect")) from None
 
     def get(self, path: str) -> Reply:
-        """The answer to GET; raises NoAnswer."""
+        """The answer to GET; raises RequestFailed."""
         return self._ask("GET", path, None, {})
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
-        """The answer to POST; raises NoAnswer."""
+        """The answer to POST; raises RequestFailed."""
         return self._ask("POST", path, body, headers)
 
     def _ask(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
@@ -185,7 +185,7 @@ class Connection:
             # did not begin to answer is asked for once more
             if is_reused and isinstance(error, RemoteDisconnected | ConnectionResetError):
                 return self._ask(method, path, body, headers)
-            raise NoAnswer(self._name_failure(error, "answer")) from None
+            raise RequestFailed(self._name_failure(error, "answer")) from None
 
     def _exchange(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
@@ -215,10 +215,10 @@ class Connection:
 
 
 def _read_body(answer: HTTPResponse) -> bytes:
-    """The body of an answer; raises _EndlessAnswer for one that is too large."""
+    """The body of an answer; raises _ReplyTooLarge for one that is too large."""
     if (answer.length or 0) > _MOST_BYTES:  # so much is announced; memory would be taken for it
-        raise _EndlessAnswer
+        raise _ReplyTooLarge
     body = answer.read(_MOST_BYTES + 1 if answer.length is None else None)
     if len(body) > _MOST_BYTES:
-        raise _EndlessAnswer
+        raise _ReplyTooLarge
     return body

@@ -9,7 +9,7 @@ import numpy as np
 from phalanx.assemble.dataset_summary import MADE_UP, build_input_spec
 from phalanx.assemble.scorable import get_settings, plan_target, read_target
 from phalanx.catalog.datasets import DATASETS
-from phalanx.client.connection import NoAnswer
+from phalanx.client.connection import RequestFailed
 from phalanx.config.read import Settings
 from phalanx.data.formats.arrays import open_embedded
 from phalanx.data.formats.decode import BadImage, EncodedImage, encode_png
@@ -39,11 +39,11 @@ class RequestImages:
         return len(self.names)
 
     def read(self, place: int) -> tuple[str, bytes]:
-        """The name and the file of an image; raises NoAnswer where it cannot be read."""
+        """The name and the file of an image; raises RequestFailed where it cannot be read."""
         try:
             return self.names[place], self.read_file(place)
         except BadImage as bad:
-            raise NoAnswer(bad.why) from None
+            raise RequestFailed(bad.reason) from None
 
     def find_labels(self, classes: Sequence[str]) -> Sequence[str | None]:
         """The class of each image; of folders, only those that are called like a class.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.client.connection import parse_address
-from phalanx.client.load import LoadOptions, send_images
+from phalanx.client.load_generator import LoadOptions, send_images
 from phalanx.client.protocols import ServedModel
 from phalanx.client.served_model import read_api_key
 from phalanx.errors import NetworkError
@@ -100,7 +100,7 @@ class _LoadChild:
         return found
 
 
-def _load(facts: dict[str, Any]) -> dict[str, Any]:
+def _run_job(facts: dict[str, Any]) -> dict[str, Any]:
     """Do the job that a line of JSON describes."""
     files = [(Path(file).name, Path(file).read_bytes()) for file in facts["files"]]
     busy_s = time.process_time()
@@ -134,7 +134,7 @@ def main() -> None:
 
     facts = json.loads(sys.stdin.readline())
     watch_parent(sys.stdin.fileno(), lambda: os._exit(1))
-    sys.stdout.write(json.dumps(_load(facts)) + "\n")
+    sys.stdout.write(json.dumps(_run_job(facts)) + "\n")
     sys.stdout.flush()
 
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.client.connection import NoAnswer, Reply
+from phalanx.client.connection import Reply, RequestFailed
 
 _TOP = 5
 _BOUNDARY = "phalanx-8f1f5d0c7e3b4c0a9f5c2d6e1b7a4f38"
@@ -35,7 +35,7 @@ class ImageAnswer:
 
 
 @dataclass(frozen=True)
-class _Question:
+class _EncodedRequest:
     """The body of a request, and what goes with it."""
 
     path: str
@@ -45,17 +45,17 @@ class _Question:
 
 @dataclass(frozen=True)
 class _ImageProtocol:
-    """A way to ask about image files, and to read the answers."""
+    """How a request about image files is encoded, and its answers decoded."""
 
     help: str
-    ask: Callable[[ServedModel, Sequence[tuple[str, bytes]]], _Question]  # names and files
-    read: Callable[[ServedModel, Reply], list[ImageAnswer]]  # of a reply with status 200
+    encode: Callable[[ServedModel, Sequence[tuple[str, bytes]]], _EncodedRequest]  # names and files
+    decode: Callable[[ServedModel, Reply], list[ImageAnswer]]  # of a reply with status 200
 
 
 # --- our own ---
 
 
-def _ask_predict(model: ServedModel, files: Sequence[tuple[str, bytes]]) -> _Question:
+def _encode_predict(model: ServedModel, files: Sequence[tuple[str, bytes]]) -> _EncodedRequest:
     parts = []
     for name, data in files:
         # as browsers write it: what would end the name or the line is escaped
@@ -66,12 +66,12 @@ def _ask_predict(model: ServedModel, files: Sequence[tuple[str, bytes]]) -> _Que
         )
         parts += [head.encode(errors="replace"), data, b"\r\n"]
     body = b"".join([*parts, f"--{_BOUNDARY}--\r\n".encode()])
-    return _Question(
+    return _EncodedRequest(
         "/predict", body, {"Content-Type": f"multipart/form-data; boundary={_BOUNDARY}"}
     )
 
 
-def _read_predict(_model: ServedModel, reply: Reply) -> list[ImageAnswer]:
+def _decode_predict(_model: ServedModel, reply: Reply) -> list[ImageAnswer]:
     answers = []
     for one in reply.read_json()["predictions"]:
         guesses = tuple((str(g["class"]), float(g["probability"])) for g in one["guesses"])
@@ -82,24 +82,24 @@ def _read_predict(_model: ServedModel, reply: Reply) -> list[ImageAnswer]:
 # --- TensorFlow Serving ---
 
 
-def _ask_tensorflow(model: ServedModel, files: Sequence[tuple[str, bytes]]) -> _Question:
+def _encode_tensorflow(model: ServedModel, files: Sequence[tuple[str, bytes]]) -> _EncodedRequest:
     instances = [{"b64": b64encode(data).decode()} for _, data in files]
     body = json.dumps({"instances": instances}).encode()
     path = f"/v1/models/{quote(model.name, safe='')}:predict"
-    return _Question(path, body, {"Content-Type": "application/json"})
+    return _EncodedRequest(path, body, {"Content-Type": "application/json"})
 
 
-def _read_tensorflow(model: ServedModel, reply: Reply) -> list[ImageAnswer]:
+def _decode_tensorflow(model: ServedModel, reply: Reply) -> list[ImageAnswer]:
     found = reply.read_json()["predictions"]
     # with several outputs, an instance is an object of them
     rows = [one["logits"] if isinstance(one, dict) else one for one in found]
-    return _read_logits(model, np.array(rows, np.float64))
+    return _decode_logits(model, np.array(rows, np.float64))
 
 
 # --- Open Inference Protocol v2, with the binary tensor extension ---
 
 
-def _ask_v2(model: ServedModel, files: Sequence[tuple[str, bytes]]) -> _Question:
+def _encode_v2(model: ServedModel, files: Sequence[tuple[str, bytes]]) -> _EncodedRequest:
     tensor = b"".join(len(data).to_bytes(4, "little") + data for _, data in files)
     given = {
         "name": _FILES_INPUT,
@@ -109,7 +109,7 @@ def _ask_v2(model: ServedModel, files: Sequence[tuple[str, bytes]]) -> _Question
     }
     wanted = {"name": "logits", "parameters": {"binary_data": True}}
     head = json.dumps({"inputs": [given], "outputs": [wanted]}).encode()
-    return _Question(
+    return _EncodedRequest(
         f"/v2/models/{quote(model.name, safe='')}/infer",
         head + tensor,
         {
@@ -119,7 +119,7 @@ def _ask_v2(model: ServedModel, files: Sequence[tuple[str, bytes]]) -> _Question
     )
 
 
-def _read_v2(model: ServedModel, reply: Reply) -> list[ImageAnswer]:
+def _decode_v2(model: ServedModel, reply: Reply) -> list[ImageAnswer]:
     length = reply.headers.get("inference-header-content-length")
     head = json.loads(reply.body if length is None else reply.body[: int(length)])
     binary = memoryview(reply.body)[int(length) :] if length is not None else memoryview(b"")
@@ -127,17 +127,17 @@ def _read_v2(model: ServedModel, reply: Reply) -> list[ImageAnswer]:
         size = output.get("parameters", {}).get("binary_data_size")
         if output["name"] == "logits":
             values = output["data"] if size is None else np.frombuffer(binary[:size], "<f4")
-            return _read_logits(model, np.array(values, np.float64).reshape(output["shape"]))
+            return _decode_logits(model, np.array(values, np.float64).reshape(output["shape"]))
         binary = binary[size or 0 :]
     raise KeyError("logits")
 
 
-def _read_logits(model: ServedModel, logits: NDArray[np.float64]) -> list[ImageAnswer]:
+def _decode_logits(model: ServedModel, logits: NDArray[np.float64]) -> list[ImageAnswer]:
     """The likeliest classes of each row."""
     classes = logits.shape[1]
     names = model.classes or tuple(f"class {at}" for at in range(classes))
     if len(names) != classes:
-        raise NoAnswer(f"{classes} logits for {len(names)} classes")
+        raise RequestFailed(f"{classes} logits for {len(names)} classes")
     answers = []
     for row in logits:
         powers = np.exp(row - row.max())
@@ -148,25 +148,27 @@ def _read_logits(model: ServedModel, logits: NDArray[np.float64]) -> list[ImageA
 
 
 PROTOCOLS = {
-    "predict": _ImageProtocol("image files as a form sends them", _ask_predict, _read_predict),
-    "tensorflow": _ImageProtocol("TensorFlow Serving's REST", _ask_tensorflow, _read_tensorflow),
-    "v2": _ImageProtocol("Open Inference Protocol with binary tensors", _ask_v2, _read_v2),
+    "predict": _ImageProtocol("image files as a form sends them", _encode_predict, _decode_predict),
+    "tensorflow": _ImageProtocol(
+        "TensorFlow Serving's REST", _encode_tensorflow, _decode_tensorflow
+    ),
+    "v2": _ImageProtocol("Open Inference Protocol with binary tensors", _encode_v2, _decode_v2),
 }
 
 
-def read_answers(
+def decode_answers(
     protocol: _ImageProtocol, model: ServedModel, reply: Reply, *, images: int
 ) -> list[ImageAnswer]:
-    """An answer for each image of a request; raises NoAnswer for a reply of another form."""
+    """An answer for each image of a request; raises RequestFailed for a reply of another form."""
     try:
-        answers = protocol.read(model, reply)
+        answers = protocol.decode(model, reply)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise NoAnswer(
+        raise RequestFailed(
             f"an answer of another form ({type(error).__name__}: {str(error)[:60]})"
         ) from None
     if len(answers) != images:
-        raise NoAnswer(f"{len(answers)} answers to {images} images")
+        raise RequestFailed(f"{len(answers)} answers to {images} images")
     wrong = [a for a in answers if not a.problem and not a.guesses]
     if wrong or any(not math.isfinite(share) for a in answers for _, share in a.guesses):
-        raise NoAnswer("an answer without probabilities")
+        raise RequestFailed("an answer without probabilities")
     return answers

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.client.load import LoadResult
+from phalanx.client.load_generator import LoadResult
 from phalanx.report.scores import wilson_interval
 
 _PERCENTILES = {"p50": 50, "p95": 95, "p99": 99}
 _FEWEST = {"p50": 1, "p95": 20, "p99": 100}  # requests, below which a percentile says nothing
 
 
-def describe_latency(result: LoadResult) -> dict[str, float | int | None]:
+def summarize_latency(result: LoadResult) -> dict[str, float | int | None]:
     """Milliseconds of requests that were answered, and their number; None where too few were."""
     times = 1e3 * np.array([request.took_s for request in result.requests])
     found: dict[str, float | int | None] = {
@@ -25,7 +25,7 @@ def describe_latency(result: LoadResult) -> dict[str, float | int | None]:
     return {**found, "n": len(times)}
 
 
-def describe_accuracy(result: LoadResult, labels: Sequence[str | None]) -> dict[str, Any] | None:
+def summarize_accuracy(result: LoadResult, labels: Sequence[str | None]) -> dict[str, Any] | None:
     """Top-1 and its interval, over images whose class is known; None where none is."""
 
     scored = [
@@ -43,18 +43,18 @@ def describe_accuracy(result: LoadResult, labels: Sequence[str | None]) -> dict[
     }
 
 
-def describe_result(result: LoadResult) -> dict[str, Any]:
+def summarize_result(result: LoadResult) -> dict[str, Any]:
     """All counts and rates, for JSON."""
     return {
-        "images": result.sent,
-        "answered": result.answered,
-        "unreadable": result.unreadable,
-        "failed": result.failed,
+        "images": result.sent_images,
+        "answered": result.answered_images,
+        "unreadable": result.unreadable_images,
+        "failed": result.failed_images,
         "failures": dict(result.failures),
         "retries": dict(result.retries),
         "waited_s": result.waited_s,
         "requests": len(result.requests),
         "seconds": result.took_s,
-        "images_per_second": result.answered / result.took_s,
-        "latency_ms": describe_latency(result),
+        "images_per_second": result.answered_images / result.took_s,
+        "latency_ms": summarize_latency(result),
     }

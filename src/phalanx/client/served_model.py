@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from phalanx.client.connection import Connection, NoAnswer, ServerAddress
+from phalanx.client.connection import Connection, RequestFailed, ServerAddress
 from phalanx.client.protocols import ServedModel
 from phalanx.errors import ConfigError, NetworkError
 
@@ -41,7 +41,7 @@ def find_model(address: ServerAddress, *, name: str | None, timeout_s: float) ->
         try:
             reply = connection.get("/model")
             found: Any = reply.read_json() if reply.status == 200 else {}
-        except NoAnswer as failure:
+        except RequestFailed as failure:
             way_out = "check --url"
             if "refused" in str(failure):
                 way_out = f"is the server running? phalanx serve RUN --port {address.port}"

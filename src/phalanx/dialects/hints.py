@@ -15,7 +15,7 @@ PROFILE_LEVELS = {
 COMPILER_HINT = nothing("a hint for the IPU's compiler, without effect on numbers")
 
 
-def _limit_workspace(text: str, values: OldValues) -> Effect:
+def _port_workspace(text: str, values: OldValues) -> Effect:
     return size_workspace([float(part) for part in text.split(",") if part])
 
 
@@ -29,12 +29,12 @@ def size_workspace(shares: Sequence[float]) -> Effect:
     return Effect(variables=variables, why=why)
 
 
-def _size_buckets(text: str, values: OldValues) -> Effect:
+def _port_buckets(text: str, values: OldValues) -> Effect:
     mib = max(0.01, min(1024.0, int(text) / 2**20))
     return Effect(flags={"bucket-mib": f"{mib:.6g}"}, why="DDP's buckets, in MiB")
 
 
-def _choose_devices(text: str, values: OldValues) -> Effect:
+def _port_device(text: str, values: OldValues) -> Effect:
     """One device to train on, and perhaps another to score on."""
     ids = [part for part in text.split(",") if part]
     if not ids or not all(part.isdecimal() for part in ids):
@@ -46,14 +46,14 @@ def _choose_devices(text: str, values: OldValues) -> Effect:
 
 WORKSPACE = OldOption(
     "available-memory-proportion",
-    computed(_limit_workspace, "the workspace of cuDNN and cuBLAS, by two variables"),
+    computed(_port_workspace, "the workspace of cuDNN and cuBLAS, by two variables"),
     takes="many",
     number=SHARE,
 )
 BUCKETS = OldOption(
     "max-cross-replica-buffer-size",
-    computed(_size_buckets, "--bucket-mib, in MiB"),
+    computed(_port_buckets, "--bucket-mib, in MiB"),
     number=COUNT_OR_NONE,
 )
-DEVICE_CHOICE: Outcome = computed(_choose_devices, "--device, and --validation-device")
+DEVICE_CHOICE: Outcome = computed(_port_device, "--device, and --validation-device")
 PROFILE: Outcome = renamed("profile", PROFILE_LEVELS, why="into the folder of the run")

@@ -48,7 +48,7 @@ def _find_network(values: OldValues) -> str:
     return _NETWORKS[size]
 
 
-def _name_network(text: str, values: OldValues) -> Effect:
+def _port_network(text: str, values: OldValues) -> Effect:
     return Effect(flags={"model": _find_network(values)})
 
 
@@ -56,12 +56,12 @@ def _find_data(values: OldValues) -> str:
     return _DATA[values.text("dataset").upper()]
 
 
-def _say_data(text: str, values: OldValues) -> Effect:
+def _port_data(text: str, values: OldValues) -> Effect:
     why = "as the README says; the code had no CIFAR-100" * (text.upper() == "CIFAR-100")
     return Effect(flags={"data": _find_data(values)}, why=why)
 
 
-def _say_folder(text: str, values: OldValues) -> Effect:
+def _port_folder(text: str, values: OldValues) -> Effect:
     photographs = _find_data(values) == "imagenet"
     why = "with train/ and val/ in it" if photographs else "fetched into it if it is not there"
     return Effect(flags={"data-dir": text}, why=why, kind="kept")
@@ -104,7 +104,7 @@ def _share_batch(values: OldValues) -> tuple[int, int]:
     return own // parts, count * parts
 
 
-def _say_batch(text: str, values: OldValues) -> Effect:
+def _port_batch(text: str, values: OldValues) -> Effect:
     """The micro-batch of a replica."""
     own, _ = _share_batch(values)
     replicas, parts = _count_replicas(values), _count_parts(values)
@@ -130,7 +130,7 @@ def _count_parts(values: OldValues) -> int:
     return _share_batch(values)[1] // count
 
 
-def _say_accumulation(text: str, values: OldValues) -> Effect:
+def _port_accumulation(text: str, values: OldValues) -> Effect:
     _, count = _share_batch(values)
     parts = _count_parts(values)
     several = f", {text} times" * (int(text) > 1)
@@ -139,7 +139,7 @@ def _say_accumulation(text: str, values: OldValues) -> Effect:
     return Effect(flags={"gradient-accumulation": str(count)}, why=why, kind=kind)
 
 
-def _say_devices(text: str, values: OldValues) -> Effect:
+def _port_devices(text: str, values: OldValues) -> Effect:
     stages = _count_stages(values)
     if stages == 1:
         why = "a device for each replica; with fewer of them they fold"
@@ -148,7 +148,7 @@ def _say_devices(text: str, values: OldValues) -> Effect:
     return Effect(flags={"shards": str(stages)}, why=why)
 
 
-def _say_pipeline(text: str, values: OldValues) -> Effect:
+def _port_pipeline(text: str, values: OldValues) -> Effect:
     if text != "true":
         return Effect(flags={"pipeline": "false"}, kind="kept")
     stages = _count_stages(values)
@@ -165,7 +165,7 @@ def _say_pipeline(text: str, values: OldValues) -> Effect:
 # --- rates and logs ---
 
 
-def _say_rate(text: str, values: OldValues) -> Effect:
+def _port_rate(text: str, values: OldValues) -> Effect:
     batch = values.whole("batch-size")
     rate = 2.0 ** float(text) * batch
     why = f"2^{text} x {batch:,} images of a batch; what is accumulated does not count"
@@ -173,7 +173,7 @@ def _say_rate(text: str, values: OldValues) -> Effect:
     return Effect(flags=flags, why=why)
 
 
-def _say_log_interval(text: str, values: OldValues) -> Effect:
+def _port_log_interval(text: str, values: OldValues) -> Effect:
     """Calls of the device between two log points as a rate."""
     images = values.images or DATASETS[_find_data(values)].train_images
     assert images is not None
@@ -183,30 +183,30 @@ def _say_log_interval(text: str, values: OldValues) -> Effect:
     return Effect(flags={"logs-per-epoch": str(rate)}, why=f"a log point every {interval:,} steps")
 
 
-def _say_precision(text: str, values: OldValues) -> Effect:
+def _port_precision(text: str, values: OldValues) -> Effect:
     return Effect(flags={"precision": f"{text}.{text}"}, why="of passes and of weights")
 
 
-def _say_rounding(text: str, values: OldValues) -> Effect:
+def _port_rounding(text: str, values: OldValues) -> Effect:
     halves = values.text("precision") == "16"
     on = halves and not values.has("no-prng")
     why = "" if halves else "weights are 32 bits wide, which are not rounded by chance"
     return Effect(flags={"enable-stochastic-rounding": str(on).lower()}, why=why)
 
 
-def _say_norm(text: str, values: OldValues) -> Effect:
+def _port_norm(text: str, values: OldValues) -> Effect:
     several = text.upper() == "BATCH" and _count_replicas(values) > 1
     why = "each replica has its own statistics" * several
     return Effect(flags={"norm-type": text.lower()}, why=why, kind="kept")
 
 
-def _say_groups(text: str, values: OldValues) -> Effect:
+def _port_groups(text: str, values: OldValues) -> Effect:
     if values.text("norm-type").upper() != "GROUP":
         return Effect(why="only --norm-type GROUP uses it", kind="nothing")
     return Effect(flags={"norm-num-groups": text})
 
 
-def _say_run(text: str, values: OldValues) -> Effect:
+def _port_run(text: str, values: OldValues) -> Effect:
     """The folder of the run: that of logs, with size and name in it."""
     size, name = values.text("size"), values.text("log_dir_string")
     folder = f"{values.text('log-dir').rstrip('/')}/{size}/{name}"
@@ -231,23 +231,23 @@ def _list_facts(values: OldValues) -> list[Fact]:
 
 
 _TABLE = (
-    OldOption("dataset", computed(_say_data, "--data"), choices=tuple(_DATA), default="CIFAR-10"),
-    OldOption("data-dir", computed(_say_folder, "--data-dir")),
+    OldOption("dataset", computed(_port_data, "--data"), choices=tuple(_DATA), default="CIFAR-10"),
+    OldOption("data-dir", computed(_port_folder, "--data-dir")),
     whole_row("num-workers", renamed("workers"), number=COUNT_OR_NONE),
-    count_row("batch-size", computed(_say_batch, "--batch-size, over --replication-factor"),
+    count_row("batch-size", computed(_port_batch, "--batch-size, over --replication-factor"),
               default="32"),
-    OldOption("size", computed(_name_network, "--model"), default="20"),
-    OldOption("norm-type", computed(_say_norm, "--norm-type"),
+    OldOption("size", computed(_port_network, "--model"), default="20"),
+    OldOption("norm-type", computed(_port_norm, "--norm-type"),
               choices=("BATCH", "GROUP", "NONE"), default="GROUP"),
-    count_row("norm-groups", computed(_say_groups, "--norm-num-groups"), default="16"),
+    count_row("norm-groups", computed(_port_groups, "--norm-num-groups"), default="16"),
     OldOption("shortcut-type", kept(), choices=("A", "B", "C"), default="B"),
-    OldOption("precision", computed(_say_precision, "--precision, as 16.16 or 32.32"),
+    OldOption("precision", computed(_port_precision, "--precision, as 16.16 or 32.32"),
               choices=("16", "32"), default="16"),
-    flag_row("prng", computed(_say_rounding, "--enable-stochastic-rounding"), default="true"),
-    flag_row("no-prng", computed(_say_rounding, "--enable-stochastic-rounding false")),
+    flag_row("prng", computed(_port_rounding, "--enable-stochastic-rounding"), default="true"),
+    flag_row("no-prng", computed(_port_rounding, "--enable-stochastic-rounding false")),
     flag_row("fp-exceptions", kept(), default=_OFF),
     flag_row("half-partials", kept(), default=_OFF),
-    number_row("base-learning-rate", computed(_say_rate, "--lr: 2^n x the batch"),
+    number_row("base-learning-rate", computed(_port_rate, "--lr: 2^n x the batch"),
                default="-6", number=EXPONENT),
     OldOption("learning-rate-decay", renamed("lr-decay", why="shares of the first rate"),
               default="1,0.1,0.01"),
@@ -257,22 +257,22 @@ _TABLE = (
     flag_row("no-validation", renamed("validation", {"true": "false"})),
     whole_row("valid-per-epoch", nothing(_UNUSED)),
     flag_row("get-reports", nothing(f"{_UNUSED}; --profile writes reports")),
-    count_row("steps-per-log", computed(_say_log_interval, "--logs-per-epoch")),
+    count_row("steps-per-log", computed(_port_log_interval, "--logs-per-epoch")),
     number_row("weight-decay", renamed("l2-regularization", why="a term of the gradient"),
                default="0"),
-    count_row("num-ipus", computed(_say_devices, "--shards: devices of a replica"), default="1"),
+    count_row("num-ipus", computed(_port_devices, "--shards: devices of a replica"), default="1"),
     count_row("replication-factor", renamed("replicas"), default="1"),
     count_row("gradient-accumulation-factor",
-              computed(_say_accumulation, "--gradient-accumulation"), default="1"),
+              computed(_port_accumulation, "--gradient-accumulation"), default="1"),
     flag_row("recompute", renamed("enable-recompute"), default=_OFF),
-    flag_row("pipeline", computed(_say_pipeline, "--pipeline, with as many --shards as devices"),
+    flag_row("pipeline", computed(_port_pipeline, "--pipeline, with as many --shards as devices"),
              default=_OFF),
     count_row("batches-per-step", renamed("device-iterations", why="steps between two reads")),
     flag_row("simulation", elsewhere("a CPU takes the place of a simulated device",
                                      {"device": "cpu"})),
-    OldOption("log-dir", computed(_say_run, "--run-dir"),
+    OldOption("log-dir", computed(_port_run, "--run-dir"),
               default=lambda values: "logs" if values.is_given("log_dir_string") else ""),
-    OldOption("log_dir_string", computed(_say_run, "--run-dir"),
+    OldOption("log_dir_string", computed(_port_run, "--run-dir"),
               default=lambda values: "net" if values.is_given("log-dir") else ""),
     OldOption("ckpt", elsewhere("checkpoints are in the run's folder; `phalanx export` writes an "
                                 "ONNX file of one")),

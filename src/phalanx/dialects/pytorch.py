@@ -112,12 +112,12 @@ PYTORCH = Dialect(
         "validate.py": Script(
             kind="validate",
             options=(
-                OldOption("checkpoint-path", computed(pt.score, "what is scored, with --all")),
+                OldOption("checkpoint-path", computed(pt.port_score, "what is scored, with --all")),
             ),
         ),
         "restore.py": Script(
             kind="resume",
-            options=(OldOption("checkpoint-path", computed(pt.resume, "--resume")),),
+            options=(OldOption("checkpoint-path", computed(pt.port_resume, "--resume")),),
         ),
         "weight_avg.py": Script(kind="average", options=_AVERAGE),
     },

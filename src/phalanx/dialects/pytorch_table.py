@@ -41,17 +41,17 @@ def _only(option: str, used: tuple[str, ...], default: str) -> Callable[[OldValu
     return lambda values: default if values.text(option) in used else ""
 
 
-def _say_histogram(text: str, values: OldValues) -> Effect:
+def _port_histogram(text: str, values: OldValues) -> Effect:
     return Effect(why="weights are not drawn as histograms; a run's records have their norms")
 
 
-def _say_memory_cache(text: str, values: OldValues) -> Effect:
+def _port_memory_cache(text: str, values: OldValues) -> Effect:
     on = float(text) > 0
     why = "all files are kept in memory, or none" if on else "nothing is kept in memory"
     return Effect(flags={"dataset-cache": str(on).lower()}, why=why)
 
 
-def _say_share(text: str, values: OldValues) -> Effect:
+def _port_share(text: str, values: OldValues) -> Effect:
     if float(text) == 100:
         return Effect(why="all images, as it is by default")
     return Effect(why=_SHARDS, warnings=(f"--webdataset-percentage-to-use {text}: {_SHARDS}",))
@@ -59,7 +59,7 @@ def _say_share(text: str, values: OldValues) -> Effect:
 
 _MODEL_TABLE = (
     OldOption(
-        "model", computed(pt.name_network, "--model, with the network's name here"),
+        "model", computed(pt.port_network, "--model, with the network's name here"),
         choices=(*pt.NETWORKS, *pt.OTHER_NETWORKS), default="resnet18",
     ),
     OldOption("norm-type", kept(), choices=("batch", "group", "none"), default="batch"),
@@ -94,21 +94,21 @@ _TRAINING_TABLE = (
     number_row("loss-velocity-scaling-ratio", _used_with("optimizer", ("sgd_combined",)),
                default=_only("optimizer", ("sgd_combined",), "1")),
     number_row("weight-decay",
-               computed(pt.say_weight_decay, "--l2-regularization; of adamw, --weight-decay"),
+               computed(pt.port_weight_decay, "--l2-regularization; of adamw, --weight-decay"),
                default="1e-4"),
     number_row("loss-scaling", kept(), default="1"),
     number_row("initial-loss-scaling", kept("doubled at equal intervals up to --loss-scaling")),
     flag_row("auto-loss-scaling", kept(), default=_OFF),
     number_row("label-smoothing", kept(), default="0"),
-    number_row("lr", computed(pt.say_rate, "--lr; decayed once with an exponential schedule"),
+    number_row("lr", computed(pt.port_rate, "--lr; decayed once with an exponential schedule"),
                default="0.01"),
-    OldOption("lr-schedule", computed(pt.say_schedule, "--lr-schedule; constant without epochs to "
+    OldOption("lr-schedule", computed(pt.port_schedule, "--lr-schedule; constant without epochs to "
                                       "fall at"),
               choices=("step", "cosine", "exponential"), default="step"),
-    number_row("lr-decay", computed(pt.say_decay, "--lr-decay"), default="0.5"),
-    OldOption("lr-epoch-decay", computed(pt.say_milestones, "--lr-epoch-decay"), takes="many",
+    number_row("lr-decay", computed(pt.port_decay, "--lr-decay"), default="0.5"),
+    OldOption("lr-epoch-decay", computed(pt.port_milestones, "--lr-epoch-decay"), takes="many",
               number=COUNT_OR_NONE),
-    number_row("warmup-epoch", computed(pt.say_warmup, "--warmup-epoch, in epochs"),
+    number_row("warmup-epoch", computed(pt.port_warmup, "--warmup-epoch, in epochs"),
                default="0", number=NOT_NEGATIVE),
     number_row("lr-scheduler-freq", kept(), default="0"),
     OldOption("validation-mode", kept(), choices=("none", "during", "after"), default="after"),
@@ -126,18 +126,18 @@ _TRAINING_TABLE = (
               default="-1", number=COUNT_OR_ALL),
 )  # fmt: skip
 _DATA_TABLE = (
-    OldOption("data", computed(pt.say_data, "--data"),
+    OldOption("data", computed(pt.port_data, "--data"),
               choices=("cifar10", "imagenet", *pt.MADE_UP), default="cifar10"),
-    OldOption("imagenet-data-path", computed(pt.say_folder, "--data-dir")),
-    count_row("iterations", computed(pt.say_iterations, "--iterations, times device iterations")),
+    OldOption("imagenet-data-path", computed(pt.port_folder, "--data-dir")),
+    count_row("iterations", computed(pt.port_iterations, "--iterations, times device iterations")),
     flag_row("use-bbox-info", kept(), default=_OFF),
-    flag_row("eight-bit-io", computed(pt.say_eight_bits, "--eight-bit-io")),
-    OldOption("normalization-location", computed(pt.say_location, "--normalization-location"),
+    flag_row("eight-bit-io", computed(pt.port_eight_bits, "--eight-bit-io")),
+    OldOption("normalization-location", computed(pt.port_location, "--normalization-location"),
               choices=("host", "ipu", "none")),
     count_row("dataloader-rebatch-size", kept("images that a worker prepares at a time")),
     whole_row("dataloader-worker", renamed("workers"), number=COUNT_OR_NONE),
-    number_row("webdataset-percentage-to-use", computed(_say_share, "all images are read")),
-    number_row("webdataset-memory-cache-ratio", computed(_say_memory_cache, "--dataset-cache")),
+    number_row("webdataset-percentage-to-use", computed(_port_share, "all images are read")),
+    number_row("webdataset-memory-cache-ratio", computed(_port_memory_cache, "--dataset-cache")),
     number_row("mixup-alpha", kept(), default="0"),
     number_row("cutmix-lambda-low", kept(), default="0"),
     number_row("cutmix-lambda-high", kept(), default="0"),
@@ -146,23 +146,23 @@ _DATA_TABLE = (
     whole_row("image-quality", nothing("only its makers of datasets compressed images again")),
 )  # fmt: skip
 _MACHINE_TABLE = (
-    OldOption("pipeline-splits", computed(pt.say_splits, "--pipeline-splits, and it recomputes"),
+    OldOption("pipeline-splits", computed(pt.port_splits, "--pipeline-splits, and it recomputes"),
               takes="many"),
-    count_row("replicas", computed(pt.say_replicas, "--replicas"), default="1"),
-    count_row("device-iterations", computed(pt.say_device_iterations, "--device-iterations")),
+    count_row("replicas", computed(pt.port_replicas, "--replicas"), default="1"),
+    count_row("device-iterations", computed(pt.port_device_iterations, "--device-iterations")),
     OldOption("precision", kept(), choices=("16.16", "16.32", "32.32"), default="16.16"),
     flag_row("half-partial", renamed("half-partials"), default=_OFF),
     WORKSPACE,
-    flag_row("enable-recompute", computed(pt.say_recompute, "--enable-recompute; always on in a "
+    flag_row("enable-recompute", computed(pt.port_recompute, "--enable-recompute; always on in a "
                                           "pipeline"), default=_OFF),
-    OldOption("recompute-mode", computed(pt.say_recompute_mode, "--enable-recompute"),
+    OldOption("recompute-mode", computed(pt.port_recompute_mode, "--enable-recompute"),
               choices=("none", "auto", "manual")),
     OldOption("recompute-checkpoints", kept("what is kept of them"), takes="many"),
     flag_row("offload-optimizer", kept(), default=_OFF),
     flag_row("enable-optimizer-rts", nothing("optimizer state is not cut up over the replicas; "
                                              "--offload-optimizer saves its memory")),
     flag_row("enable-stochastic-rounding",
-             computed(pt.say_rounding, "--enable-stochastic-rounding; only of 16-bit weights"),
+             computed(pt.port_rounding, "--enable-stochastic-rounding; only of 16-bit weights"),
              default=_OFF),
     flag_row("enable-fp-exceptions", renamed("fp-exceptions"), default=_OFF),
     flag_row("profile", renamed("profile", {"true": "trace"}, why="into the folder of the run")),
@@ -177,14 +177,14 @@ _LOG_TABLE = (
               aliases=("checkpoint-output-dir",)),
     OldOption("checkpoint-input-dir", renamed("init-weights", why="weights to begin with; "
                                               "`phalanx port weights` converts them")),
-    count_row("checkpoint-save-freq", computed(pt.say_save_interval, "--ckpts-per-epoch, as 1/N")),
+    count_row("checkpoint-save-freq", computed(pt.port_save_interval, "--ckpts-per-epoch, as 1/N")),
     whole_row("logs-per-epoch", kept(), default="1", number=COUNT_OR_NONE),
     flag_row("wandb", kept()),
     flag_row("wandb-weight-histogram",
-             computed(_say_histogram, "weights are not drawn as histograms")),
+             computed(_port_histogram, "weights are not drawn as histograms")),
 )  # fmt: skip
 _LATER_TABLE = (  # of a second phase that later versions had
-    flag_row("half-res-training", computed(pt.say_half_size, "--image-size")),
+    flag_row("half-res-training", computed(pt.port_half_size, "--image-size")),
     number_row("fine-tune-epoch", lost(_FROZEN)),
     number_row("fine-tune-lr", nothing(_FROZEN)),
     whole_row("fine-tune-micro-batch-size", nothing(_FROZEN)),

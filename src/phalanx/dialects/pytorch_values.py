@@ -32,7 +32,7 @@ def _find_network(values: OldValues) -> str:
     return NETWORKS[name]
 
 
-def name_network(text: str, values: OldValues) -> Effect:
+def port_network(text: str, values: OldValues) -> Effect:
     """--model under its name here."""
     network = _find_network(values)
     return Effect(flags={"model": network}, kind="kept" if network == text else None)
@@ -49,7 +49,7 @@ def find_image_size(values: OldValues) -> int:
     return _HALF_SIZES.get(size, size) if values.has("half-res-training") else size
 
 
-def say_half_size(text: str, values: OldValues) -> Effect:
+def port_half_size(text: str, values: OldValues) -> Effect:
     """Training with smaller images."""
     size = find_image_size(values)
     return Effect(flags={"image-size": str(size)}, why=f"training at {size} pixels")
@@ -58,7 +58,7 @@ def say_half_size(text: str, values: OldValues) -> Effect:
 # --- data ---
 
 
-def say_data(text: str, values: OldValues) -> Effect:
+def port_data(text: str, values: OldValues) -> Effect:
     """The dataset; noise is as large as what the network takes."""
     if text not in MADE_UP:
         return Effect(flags={"data": text}, kind="kept")
@@ -69,7 +69,7 @@ def say_data(text: str, values: OldValues) -> Effect:
     return Effect(flags=flags, why=f"noise made {where}, {steps:,} steps an epoch", kind="kept")
 
 
-def say_folder(text: str, values: OldValues) -> Effect:
+def port_folder(text: str, values: OldValues) -> Effect:
     """Where ImageNet is, in any form of it."""
     data = values.text("data")
     if data in MADE_UP:
@@ -81,7 +81,7 @@ def say_folder(text: str, values: OldValues) -> Effect:
     return Effect(flags={"data-dir": text}, why=why)
 
 
-def say_iterations(text: str, values: OldValues) -> Effect:
+def port_iterations(text: str, values: OldValues) -> Effect:
     """The length of an epoch of noise."""
     if values.text("data") not in MADE_UP:
         return Effect(why="only generated and synthetic data use it", kind="nothing")
@@ -91,7 +91,7 @@ def say_iterations(text: str, values: OldValues) -> Effect:
     return Effect(flags={"iterations": str(steps)}, why=why, kind=None if count > 1 else "kept")
 
 
-def say_device_iterations(text: str, values: OldValues) -> Effect:
+def port_device_iterations(text: str, values: OldValues) -> Effect:
     """Steps between two reads of the host."""
     why = "steps between two reads of metrics"
     if int(text) > 1 and values.text("data") not in MADE_UP:
@@ -99,7 +99,7 @@ def say_device_iterations(text: str, values: OldValues) -> Effect:
     return Effect(flags={"device-iterations": text}, why=why, kind="kept")
 
 
-def say_location(text: str, values: OldValues) -> Effect:
+def port_location(text: str, values: OldValues) -> Effect:
     """Where images are normalised; bytes only on the device."""
     if text == "host" and values.has("eight-bit-io"):
         why = "bytes are normalised on the device, as the old program did after a warning"
@@ -108,7 +108,7 @@ def say_location(text: str, values: OldValues) -> Effect:
     return Effect(flags={"normalization-location": name}, kind=None if text == "ipu" else "kept")
 
 
-def say_eight_bits(text: str, values: OldValues) -> Effect:
+def port_eight_bits(text: str, values: OldValues) -> Effect:
     """Images as bytes."""
     on = text == "true"
     moved = on and values.text("normalization-location") in ("", "host")
@@ -125,7 +125,7 @@ def _count_replicas(values: OldValues) -> int:
     return values.launch.replicas or values.whole("replicas", 1)
 
 
-def say_replicas(text: str, values: OldValues) -> Effect:
+def port_replicas(text: str, values: OldValues) -> Effect:
     """How many copies there are."""
     flags = {"replicas": str(_count_replicas(values))}
     if values.launch.name == "poprun":
@@ -133,7 +133,7 @@ def say_replicas(text: str, values: OldValues) -> Effect:
     return Effect(flags=flags, kind="kept", why="with fewer devices they fold")
 
 
-def say_rate(text: str, values: OldValues) -> Effect:
+def port_rate(text: str, values: OldValues) -> Effect:
     """The first rate; an exponential schedule began with its first decay."""
     flags = {"lr": text, "base-learning-rate": "", "lr-per-image": ""}
     if values.text("lr-schedule") != "exponential":
@@ -143,12 +143,12 @@ def say_rate(text: str, values: OldValues) -> Effect:
     return Effect(flags=flags, why=f"{text} x {decay:g}: the first period was already decayed")
 
 
-def say_warmup(text: str, values: OldValues) -> Effect:
+def port_warmup(text: str, values: OldValues) -> Effect:
     """The warm-up in epochs."""
     return Effect(flags={"warmup-epoch": f"{float(text):g}ep"}, kind="kept")
 
 
-def say_schedule(text: str, values: OldValues) -> Effect:
+def port_schedule(text: str, values: OldValues) -> Effect:
     """The shape of the rate; steps without an epoch to fall at never fall."""
     if text == "step" and not values.many("lr-epoch-decay"):
         why = "no --lr-epoch-decay says where the steps are: the rate never falls"
@@ -161,7 +161,7 @@ def say_schedule(text: str, values: OldValues) -> Effect:
     return Effect(flags={"lr-schedule": text}, kind="kept")
 
 
-def say_decay(text: str, values: OldValues) -> Effect:
+def port_decay(text: str, values: OldValues) -> Effect:
     """The factor of a schedule."""
     schedule = values.text("lr-schedule")
     if schedule == "cosine" or (schedule == "step" and not values.many("lr-epoch-decay")):
@@ -170,14 +170,14 @@ def say_decay(text: str, values: OldValues) -> Effect:
     return Effect(flags={"lr-decay": text}, kind="kept")
 
 
-def say_milestones(text: str, values: OldValues) -> Effect:
+def port_milestones(text: str, values: OldValues) -> Effect:
     """The epochs at which a step schedule falls."""
     if values.text("lr-schedule") != "step":
         return Effect(why="only --lr-schedule step uses it", kind="nothing")
     return Effect(flags={"lr-epoch-decay": text, "lr-drop-after": ""}, kind="kept")
 
 
-def say_weight_decay(text: str, values: OldValues) -> Effect:
+def port_weight_decay(text: str, values: OldValues) -> Effect:
     """AdamW's decay is its own; that of the others is a term of the gradient."""
     if values.text("optimizer") == "adamw":
         flags = {"weight-decay": text, "l2-regularization": "0"}
@@ -186,7 +186,7 @@ def say_weight_decay(text: str, values: OldValues) -> Effect:
     return Effect(flags=flags, why="a term of the gradient; not for norms and biases")
 
 
-def say_rounding(text: str, values: OldValues) -> Effect:
+def port_rounding(text: str, values: OldValues) -> Effect:
     """Stochastic rounding, which 32-bit weights have no use for."""
     halves = values.text("precision") == "16.16"
     on = halves and text == "true"
@@ -194,19 +194,19 @@ def say_rounding(text: str, values: OldValues) -> Effect:
     return Effect(flags={"enable-stochastic-rounding": str(on).lower()}, why=why, kind="kept")
 
 
-def say_splits(text: str, values: OldValues) -> Effect:
+def port_splits(text: str, values: OldValues) -> Effect:
     """Where stages begin; the README: a pipeline always recomputes."""
     flags = {"pipeline-splits": text, "enable-recompute": "true"}
     return Effect(flags=flags, kind="kept", why="a pipeline always recomputes activations")
 
 
-def say_recompute(text: str, values: OldValues) -> Effect:
+def port_recompute(text: str, values: OldValues) -> Effect:
     """A pipeline recomputes whatever this says."""
     on = text == "true" or bool(values.many("pipeline-splits"))
     return Effect(flags={"enable-recompute": str(on).lower()}, kind="kept")
 
 
-def say_recompute_mode(text: str, values: OldValues) -> Effect:
+def port_recompute_mode(text: str, values: OldValues) -> Effect:
     """The later spelling of the same."""
     on = text != "none"
     why = "--recompute-checkpoints says what is kept" * (text == "manual")
@@ -216,7 +216,7 @@ def say_recompute_mode(text: str, values: OldValues) -> Effect:
 # --- checkpoints ---
 
 
-def say_save_interval(text: str, values: OldValues) -> Effect:
+def port_save_interval(text: str, values: OldValues) -> Effect:
     """Epochs between two checkpoints."""
     epochs = values.number("epoch")
     if int(text) > epochs:
@@ -243,7 +243,7 @@ def build_average(name: str) -> Apply:
     return apply
 
 
-def resume(text: str, values: OldValues) -> Effect:
+def port_resume(text: str, values: OldValues) -> Effect:
     """The run of a checkpoint goes on."""
     if not text.endswith(_FILES):
         return Effect(flags={"resume": text}, why="the run continues where it stopped")
@@ -252,7 +252,7 @@ def resume(text: str, values: OldValues) -> Effect:
     return Effect(flags={"resume": folder}, why=why, kind="computed")
 
 
-def score(text: str, values: OldValues) -> Effect:
+def port_score(text: str, values: OldValues) -> Effect:
     """What is scored: a checkpoint, or all of a folder."""
     if text.endswith(_FILES):
         warning = f"{text}: `phalanx port weights {text}` turns an old checkpoint into weights"

@@ -58,7 +58,7 @@ class Effect:
     then: tuple[tuple[str, ...], ...] = ()  # commands to run afterwards
 
 
-Apply = Callable[[str, "OldValues"], Effect]
+Apply = Callable[[str, "OldValues"], Effect]  # named port_ and what it ports
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Outcome:
 
     kind: OutcomeKind
     apply: Apply
-    says: str = ""  # for the documentation: the new name, how it is computed, why there is none
+    summary: str = ""  # for the documentation: the new name, how it is computed, why there is none
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ def renamed(name: str, words: Mapping[str, str] | None = None, why: str = "") ->
     def apply(text: str, values: OldValues) -> Effect:
         return Effect(flags={name: lowered.get(text.lower(), text)}, why=why)
 
-    says = "the run that the command is about" if name == TARGET else f"--{name}"
-    return Outcome("renamed", apply, says)
+    summary = "the run that the command is about" if name == TARGET else f"--{name}"
+    return Outcome("renamed", apply, summary)
 
 
-def computed(apply: Apply, says: str) -> Outcome:
+def computed(apply: Apply, summary: str) -> Outcome:
     """The value is worked out from this option and others."""
-    return Outcome("computed", apply, says)
+    return Outcome("computed", apply, summary)
 
 
 def elsewhere(how: str, flags: Mapping[str, str] | None = None) -> Outcome:
@@ -129,7 +129,7 @@ def only_with(option: str, used: Collection[str], outcome: Outcome, reason: str)
             return Effect(why=reason, kind="nothing")
         return outcome.apply(text, values)
 
-    return Outcome(outcome.kind, apply, outcome.says)
+    return Outcome(outcome.kind, apply, outcome.summary)
 
 
 def complement(name: str) -> Outcome:
@@ -294,7 +294,7 @@ def _no_preset(values: OldValues) -> str | None:
 class Script:
     """A program of a dialect, and the command it becomes."""
 
-    kind: str  # of the new command: a key of _COMMANDS in ported.py
+    kind: str  # of the new command: a key of _COMMANDS in ported_command.py
     options: tuple[OldOption, ...]
     facts: Callable[[OldValues], list[Fact]] = _no_facts
     preset: Callable[[OldValues], str | None] = _no_preset  # ours, which the command begins with

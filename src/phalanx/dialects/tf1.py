@@ -125,7 +125,7 @@ def _find_slip(values: OldValues) -> tuple[str, str] | None:
     return None
 
 
-def _resume(text: str, values: OldValues) -> Effect:
+def _port_resume(text: str, values: OldValues) -> Effect:
     """A run that goes on: as it was, or with other options, which makes another one of it."""
     others = [name for name in values.given if name not in ("restore-path", "data-dir", "config")]
     if others:
@@ -133,11 +133,11 @@ def _resume(text: str, values: OldValues) -> Effect:
     return Effect(flags={"resume": text}, why="the run continues where it stopped")
 
 
-def _score(text: str, values: OldValues) -> Effect:
+def _port_score(text: str, values: OldValues) -> Effect:
     return Effect(flags={TARGET: text, "all": "true"}, why="all checkpoints of a run")
 
 
-def _say_all_devices(text: str, values: OldValues) -> Effect:
+def _port_all_devices(text: str, values: OldValues) -> Effect:
     return Effect(
         why="all devices there are share the images, with the same score", kind="elsewhere"
     )
@@ -152,14 +152,14 @@ def _replace(table: tuple[OldOption, ...], *rows: OldOption) -> tuple[OldOption,
 
 _TRAIN = _replace(
     TRAIN_TABLE,
-    OldOption("restore-path", computed(_resume, "--resume, or --fork with other options")),
+    OldOption("restore-path", computed(_port_resume, "--resume, or --fork with other options")),
 )
 _VALIDATE = _replace(
     TRAIN_TABLE,
-    OldOption("restore-path", computed(_score, "the run that is scored, with --all")),
+    OldOption("restore-path", computed(_port_score, "the run that is scored, with --all")),
     count_row("repeat", kept("passes; the first one is not counted")),
     OldOption("inference", elsewhere("scores are added up only to be printed"), takes="optional"),
-    count_row("replicas", computed(_say_all_devices, "all devices")),
+    count_row("replicas", computed(_port_all_devices, "all devices")),
     whole_row("total-batch-size", nothing("a checkpoint knows its epoch")),
     OldOption("no-validation", nothing("validate does nothing else"), takes="flag"),
     OldOption(

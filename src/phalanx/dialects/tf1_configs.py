@@ -133,5 +133,9 @@ CONFIGS = {
         "--enable-half-partials --lr-schedule cosine --label-smoothing 0.1 --ckpts-per-epoch 1"
     ),
 }
-SHARED = ("resnet8_test", "resnet50_mlperf_pod16_bs20", "resnet50_mlperf_pod16_lars")  # with TF 2
-PRESETS = {name: f"tf1/{name}" if name in SHARED else name for name in CONFIGS}
+SHARED_NAMES = (
+    "resnet8_test",
+    "resnet50_mlperf_pod16_bs20",
+    "resnet50_mlperf_pod16_lars",
+)  # with TF 2
+PRESETS = {name: f"tf1/{name}" if name in SHARED_NAMES else name for name in CONFIGS}

@@ -57,14 +57,14 @@ def _for_model(name: str, model: str) -> Outcome:
     return only_with("model", (model,), renamed(name), f"only --model {model} has it")
 
 
-def _say_group_dim(text: str, values: OldValues) -> Effect:
+def _port_group_dim(text: str, values: OldValues) -> Effect:
     """Channels per group: an option of EfficientNet, and part of a ResNeXt's name."""
     if tf1.find_model(values) == "efficientnet":
         return Effect(flags={"efficientnet-group-dim": text}, kind="renamed")
-    return _say_fixed("4", "group-dim")(text, values)
+    return _port_fixed("4", "group-dim")(text, values)
 
 
-def _say_fixed(value: str, name: str) -> Apply:
+def _port_fixed(value: str, name: str) -> Apply:
     """What only one value of can be had."""
 
     def apply(text: str, values: OldValues) -> Effect:
@@ -79,7 +79,7 @@ def _say_fixed(value: str, name: str) -> Apply:
     return apply
 
 
-def _say_cutmix(text: str, values: OldValues) -> Effect:
+def _port_cutmix(text: str, values: OldValues) -> Effect:
     """Version 2 has one fixed share."""
     if values.text("cutmix-version") == "2" and float(text) < 1:
         flags = {"cutmix-lambda-low": text, "cutmix-lambda-high": text, "cutmix-lambda": "1"}
@@ -87,25 +87,25 @@ def _say_cutmix(text: str, values: OldValues) -> Effect:
     return Effect(flags={"cutmix-lambda": text}, kind="kept")
 
 
-def _say_reads(text: str, values: OldValues) -> Effect:
+def _port_reads(text: str, values: OldValues) -> Effect:
     most = 65_536
     steps = min(int(float(text)), most)
     why = "steps between two reads of metrics" + f", {most:,} at most" * (int(float(text)) > most)
     return Effect(flags={"device-iterations": str(steps)}, why=why, kind="renamed")
 
 
-def _say_interval(text: str, values: OldValues) -> Effect:
+def _port_interval(text: str, values: OldValues) -> Effect:
     if text == "0":
         return Effect()
     return Effect(flags={"ckpts-per-epoch": f"1/{text}"}, why=f"one in {text} epochs")
 
 
-def _say_folder_of_runs(text: str, values: OldValues) -> Effect:
+def _port_folder_of_runs(text: str, values: OldValues) -> Effect:
     name = "-".join(filter(None, [tf1.find_model(values), values.text("name-suffix")]))
     return Effect(flags={"run-dir": f"{text.rstrip('/')}/{name}"}, why="the run's own folder in it")
 
 
-def _say_suffix(text: str, values: OldValues) -> Effect:
+def _port_suffix(text: str, values: OldValues) -> Effect:
     if values.is_given("log-dir") or values.is_given("logs-path"):
         return Effect(why="it ends the name of the run's folder")
     return Effect(
@@ -113,31 +113,31 @@ def _say_suffix(text: str, values: OldValues) -> Effect:
     )
 
 
-def _say_crops(text: str, values: OldValues) -> Effect:
+def _port_crops(text: str, values: OldValues) -> Effect:
     if text != "true":
         return Effect()
     flags = {"crop-scale": "1,1", "crop-ratio": "1,1"}
     return Effect(flags=flags, why="crops show the whole image; half of them stay mirrored")
 
 
-def _say_location(text: str, values: OldValues) -> Effect:
+def _port_location(text: str, values: OldValues) -> Effect:
     return Effect(flags={"normalization-location": "host"}) if text == "true" else Effect()
 
 
-def _say_device_location(text: str, values: OldValues) -> Effect:
+def _port_device_location(text: str, values: OldValues) -> Effect:
     if text != "true":
         return Effect()
     return Effect(flags={"normalization-location": "device"}, why="the README's spelling")
 
 
-def _say_eight_bits(text: str, values: OldValues) -> Effect:
+def _port_eight_bits(text: str, values: OldValues) -> Effect:
     if text != "true":
         return Effect()
     flags = {"eight-bit-io": "true", "normalization-location": "device"}
     return Effect(flags=flags, kind="kept", why="bytes are normalised on the device")
 
 
-def _say_distributed(text: str, values: OldValues) -> Effect:
+def _port_distributed(text: str, values: OldValues) -> Effect:
     if text != "true":
         return Effect()
     warnings = () if values.launch.hosts else ("--distributed: TF_CONFIG names no hosts here",)
@@ -170,27 +170,27 @@ def _choose_rmsprop_exponent(values: OldValues) -> str:
 
 _MODEL_TABLE = (
     OldOption(
-        "model", computed(tf1.name_network, "--model, with the size in its name"),
+        "model", computed(tf1.port_network, "--model, with the size in its name"),
         choices=("resnet", "resnext", "efficientnet"), default="resnet",
     ),
-    OldOption("model-size", computed(tf1.name_network, "part of --model"), default=tf1.choose_size),
-    flag_row("batch-norm", computed(tf1.say_norm, "--norm-type batch")),
-    flag_row("group-norm", computed(tf1.say_norm, "--norm-type group")),
+    OldOption("model-size", computed(tf1.port_network, "part of --model"), default=tf1.choose_size),
+    flag_row("batch-norm", computed(tf1.port_norm, "--norm-type batch")),
+    flag_row("group-norm", computed(tf1.port_norm, "--norm-type group")),
     count_row("groups", renamed("norm-num-groups"), default=tf1.choose_groups),
     number_row("BN-decay", complement("batchnorm-momentum"),
             default=lambda values: "0.97" if tf1.find_norm(values) == "batch" else "",
             number=SHARE),
     count_row("BN-span", renamed("bn-span"), default="1"),
-    count_row("convolution-groups", computed(_say_fixed("32", "convolution-groups"), "always 32")),
-    count_row("group-dim", computed(_say_group_dim, "--efficientnet-group-dim; ResNeXt's is 4")),
-    flag_row("widenet", computed(tf1.name_network, "resnext29_32x4d_wide")),
+    count_row("convolution-groups", computed(_port_fixed("32", "convolution-groups"), "always 32")),
+    count_row("group-dim", computed(_port_group_dim, "--efficientnet-group-dim; ResNeXt's is 4")),
+    flag_row("widenet", computed(tf1.port_network, "resnext29_32x4d_wide")),
     count_row("expand-ratio", _for_model("efficientnet-expand-ratio", "efficientnet")),
     number_row("dropout-rate", kept(), number=SHARE),
     number_row("block-survival-prob", complement("drop-path"), number=SHARE),
     number_row("norm-epsilon", renamed("norm-eps")),
     flag_row("no-se", lost("every block here has squeeze-and-excitation; so the network differs")),
     flag_row("use-relu", lost("activations here are swish; so the network differs")),
-    count_row("depth-divisor", computed(_say_fixed("8", "depth-divisor"), "always 8")),
+    count_row("depth-divisor", computed(_port_fixed("8", "depth-divisor"), "always 8")),
     whole_row("top-width", lost("the last layer has the published width; so the network differs")),
     number_row("width-coefficient", lost("sizes are B0 to B7 only; so the network differs")),
     number_row("depth-coefficient", lost("sizes are B0 to B7 only; so the network differs")),
@@ -205,12 +205,12 @@ _TRAINING_TABLE = (
     OldOption("config-path", elsewhere("`phalanx port --configs FILE` turns it into presets")),
     count_row("batch-size", kept("the micro-batch"), "micro-batch-size", default=tf1.choose_batch),
     count_row("gradient-accumulation-count", renamed("gradient-accumulation"), default="1"),
-    number_row("base-learning-rate", computed(tf1.say_rate, "2^n x the global batch"),
+    number_row("base-learning-rate", computed(tf1.port_rate, "2^n x the global batch"),
             "base-learning-rate-exponent", default=tf1.choose_exponent, number=EXPONENT),
-    number_row("abs-learning-rate", computed(tf1.say_absolute_rate, "--lr"), number=POSITIVE),
-    number_row("epochs", computed(tf1.say_epochs, "--epochs"), "epoch",
+    number_row("abs-learning-rate", computed(tf1.port_absolute_rate, "--lr"), number=POSITIVE),
+    number_row("epochs", computed(tf1.port_epochs, "--epochs"), "epoch",
                default=tf1.choose_epochs, number=POSITIVE),
-    count_row("iterations", computed(tf1.say_iterations, "--steps")),
+    count_row("iterations", computed(tf1.port_iterations, "--steps")),
     number_row("weight-decay", renamed("l2-regularization", why="a term of the gradient"),
             default=tf1.choose_decay),
     number_row("loss-scaling", kept(), default="128"),
@@ -219,10 +219,10 @@ _TRAINING_TABLE = (
     OldOption(
         "optimiser", renamed("optimizer", _OPTIMIZERS), choices=tuple(_OPTIMIZERS), default="SGD"
     ),
-    number_row("momentum", computed(tf1.say_momentum, "--momentum; 0 with SGD"), default="0.9"),
+    number_row("momentum", computed(tf1.port_momentum, "--momentum; 0 with SGD"), default="0.9"),
     number_row("rmsprop-decay", _with_rmsprop("rmsprop-decay"),
             default=_choose_rmsprop_decay),
-    number_row("rmsprop-base-decay-exp", computed(tf1.say_rmsprop_exponent, "--rmsprop-decay"),
+    number_row("rmsprop-base-decay-exp", computed(tf1.port_rmsprop_exponent, "--rmsprop-decay"),
             default=_choose_rmsprop_exponent, number=EXPONENT),
     number_row("rmsprop-epsilon", _with_rmsprop("optimizer-eps"), default=_choose_eps),
     number_row("lars-epsilon", _with_lars("optimizer-eps"),
@@ -245,10 +245,10 @@ _TRAINING_TABLE = (
         "learning-rate-schedule", _with_schedule("lr-drop-after", "stepped"),
         default=lambda values: "0.3,0.6,0.8,0.9" if tf1.is_imagenet(values) else "0.5,0.75",
     ),
-    number_row("warmup-epochs", computed(tf1.say_warmup, "--warmup-epoch, in steps"),
+    number_row("warmup-epochs", computed(tf1.port_warmup, "--warmup-epoch, in steps"),
                default="5", number=NOT_NEGATIVE),
     number_row("lr-decay-rate", _with_schedule("lr-decay", "exponential"), default="0.97"),
-    number_row("lr-drops", computed(tf1.say_drops, "--lr-scheduler-freq"),
+    number_row("lr-drops", computed(tf1.port_drops, "--lr-scheduler-freq"),
                default="146", number=POSITIVE),
     number_row("poly-lr-decay-power", _with_schedule("lr-power", "polynomial_decay_lr"),
             default="2"),
@@ -258,40 +258,42 @@ _TRAINING_TABLE = (
     ),
     number_row("abs-end-learning-rate",
             only_with("lr-schedule", ("polynomial_decay_lr",),
-                      computed(tf1.say_final_rate, "--lr-end-ratio"),
+                      computed(tf1.port_final_rate, "--lr-end-ratio"),
                       "only --lr-schedule polynomial_decay_lr uses it"), number=NOT_NEGATIVE),
     OldOption("weight-avg-N", computed(build_average("mean"), "--weight-avg-n"),
               takes="many", number=COUNT_OR_NONE),
     OldOption("weight-avg-exp", computed(build_average("exponential"), "--weight-avg-exp-decay"),
               takes="many", number=SHARE),
     whole_row("ckpts-per-epoch", kept(), default="1", number=COUNT_OR_NONE),
-    whole_row("epochs-per-ckpt", computed(_say_interval, "--ckpts-per-epoch, as 1/N"),
+    whole_row("epochs-per-ckpt", computed(_port_interval, "--ckpts-per-epoch, as 1/N"),
               number=COUNT_OR_NONE),
     whole_row("ckpt-epochs-offset", renamed("first-ckpt-epoch"), number=COUNT_OR_NONE),
     flag_row("no-validation", renamed("validation", {"true": "false"})),
     count_row("valid-batch-size", kept()),
 )  # fmt: skip
 _DATA_TABLE = (
-    OldOption("dataset", computed(tf1.say_data, "--data"), choices=tuple(tf1.DATA_NAMES)),
-    OldOption("data-dir", computed(tf1.say_folder, "--data-dir")),
+    OldOption("dataset", computed(tf1.port_data, "--data"), choices=tuple(tf1.DATA_NAMES)),
+    OldOption("data-dir", computed(tf1.port_folder, "--data-dir")),
     flag_row("generated-data", computed(tf1.build_noise("generated"), "--data generated")),
     flag_row("synthetic-data", computed(tf1.build_noise("synthetic"), "--data synthetic")),
     count_row("image-size", kept()),
-    flag_row("normalise-input", computed(tf1.say_normalization, "--normalization"), default=_OFF),
-    flag_row("hostside-norm", computed(_say_location, "--normalization-location host")),
-    flag_row("no-hostside-norm", computed(_say_device_location, "--normalization-location device")),
-    flag_row("eight-bit-io", computed(_say_eight_bits, "--eight-bit-io")),
+    flag_row("normalise-input", computed(tf1.port_normalization, "--normalization"), default=_OFF),
+    flag_row("hostside-norm", computed(_port_location, "--normalization-location host")),
+    flag_row(
+        "no-hostside-norm", computed(_port_device_location, "--normalization-location device")
+    ),
+    flag_row("eight-bit-io", computed(_port_eight_bits, "--eight-bit-io")),
     number_row("mixup-alpha", kept(), default="0"),
-    number_row("cutmix-lambda", computed(_say_cutmix, "--cutmix-lambda"), default="1"),
+    number_row("cutmix-lambda", computed(_port_cutmix, "--cutmix-lambda"), default="1"),
     OldOption("cutmix-version", elsewhere("1 is --cutmix-lambda, 2 its -low and -high"),
               choices=("1", "2")),
     flag_row("hostside-image-mixing", elsewhere("images are mixed on the device")),
-    flag_row("train-with-valid-preprocessing", computed(_say_crops, "--crop-scale, --crop-ratio")),
+    flag_row("train-with-valid-preprocessing", computed(_port_crops, "--crop-scale, --crop-ratio")),
     flag_row("standard-imagenet", nothing(_ORDER)),
     flag_row("no-dataset-cache", elsewhere("files are kept in memory only with --dataset-cache")),
     whole_row("pipeline-num-parallel",
            elsewhere("a worker process for each core decodes; --workers sets another number")),
-    number_row("dataset-percentage-to-use", computed(tf1.say_percentage, "fewer --epochs"),
+    number_row("dataset-percentage-to-use", computed(tf1.port_percentage, "fewer --epochs"),
                number=PERCENTAGE),
     flag_row("fused-preprocessing", elsewhere("the device always normalises in one kernel")),
     flag_row("dataset-benchmark", elsewhere("`phalanx data bench` times the input alone")),
@@ -300,7 +302,7 @@ _MACHINE_TABLE = (
     count_row("shards", kept("stages of the model")),
     OldOption("sharding-exclude-filter", kept(), takes="many"),
     OldOption("sharding-include-filter", kept(), takes="many"),
-    count_row("replicas", computed(tf1.say_replicas, "--replicas"), default="1"),
+    count_row("replicas", computed(tf1.port_replicas, "--replicas"), default="1"),
     flag_row("pipeline", kept(), default=_OFF),
     OldOption("pipeline-splits", kept(), takes="many", default="none"),
     OldOption(
@@ -309,9 +311,9 @@ _MACHINE_TABLE = (
     ),
     OldOption("precision", kept(), choices=("16.16", "16.32", "32.32"), default="16.16"),
     flag_row("enable-half-partials", renamed("half-partials"), default=_OFF),
-    flag_row("no-stochastic-rounding", computed(tf1.say_rounding, "--enable-stochastic-rounding"),
+    flag_row("no-stochastic-rounding", computed(tf1.port_rounding, "--enable-stochastic-rounding"),
           default=_OFF),
-    count_row("batches-per-step", computed(_say_reads, "--device-iterations"),
+    count_row("batches-per-step", computed(_port_reads, "--device-iterations"),
               "device-iterations"),
     OldOption("select-ipus", DEVICE_CHOICE, takes="many"),
     flag_row("fp-exceptions", kept()),
@@ -321,7 +323,7 @@ _MACHINE_TABLE = (
               choices=tuple(PROFILE_LEVELS)),
     WORKSPACE,
     BUCKETS,
-    flag_row("distributed", computed(_say_distributed, "phalanx launch")),
+    flag_row("distributed", computed(_port_distributed, "phalanx launch")),
     flag_row("offload-fp32-weight-copy", elsewhere("--precision 16.32 has 32-bit weights")),
     flag_row("disable-variable-offloading", elsewhere("optimizer state stays on the device unless "
                                                    "--offload-optimizer is given")),
@@ -339,12 +341,12 @@ _MACHINE_TABLE = (
     number_row("epochs-per-sync", nothing("all ranks compute the same weights, which is checked")),
 )  # fmt: skip
 _LOG_TABLE = (
-    OldOption("log-dir", computed(_say_folder_of_runs, "--run-dir"), aliases=("logs-path",)),
-    OldOption("name-suffix", computed(_say_suffix, "--run-dir")),
+    OldOption("log-dir", computed(_port_folder_of_runs, "--run-dir"), aliases=("logs-path",)),
+    OldOption("name-suffix", computed(_port_suffix, "--run-dir")),
     whole_row("logs-per-epoch", kept(),
            default=lambda values: "" if values.is_given("iterations") else "16",
            number=COUNT_OR_NONE),
-    count_row("log-freq", computed(tf1.say_log_interval, "--logs-per-epoch"),
+    count_row("log-freq", computed(tf1.port_log_interval, "--logs-per-epoch"),
            default=lambda values: "500" if values.is_given("iterations") else ""),
     flag_row("no-logs", nothing("a run's records are what it is resumed from")),
     OldOption("log-all-instances", nothing(_FIRST_RANK)),

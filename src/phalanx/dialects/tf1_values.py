@@ -63,7 +63,7 @@ def find_network(values: OldValues) -> str:
     return name
 
 
-def name_network(text: str, values: OldValues) -> Effect:
+def port_network(text: str, values: OldValues) -> Effect:
     """--model and --model-size are one name here."""
     return Effect(flags={"model": find_network(values)}, why="a model's name has its size in it")
 
@@ -76,7 +76,7 @@ def _count_replicas(values: OldValues) -> int:
     return launch.replicas or values.whole("replicas", 1) * max(1, len(launch.hosts))
 
 
-def say_replicas(text: str, values: OldValues) -> Effect:
+def port_replicas(text: str, values: OldValues) -> Effect:
     """How many copies there are."""
     total = _count_replicas(values)
     flags = {"replicas": str(total)}
@@ -133,7 +133,7 @@ def _count_warmup(values: OldValues) -> int:
     return int(_count_updates(values) * epochs // whole) if whole else 0
 
 
-def say_warmup(text: str, values: OldValues) -> Effect:
+def port_warmup(text: str, values: OldValues) -> Effect:
     """The warm-up in steps, because it was rounded down to them."""
     steps, total = _count_warmup(values), _count_updates(values)
     if steps == 0 and values.is_given("iterations") and float(text or 0) > 0:
@@ -145,7 +145,7 @@ def say_warmup(text: str, values: OldValues) -> Effect:
     return Effect(flags={"warmup-epoch": f"{steps}st"}, why="rounded down to steps, as it was")
 
 
-def say_rate(text: str, values: OldValues) -> Effect:
+def port_rate(text: str, values: OldValues) -> Effect:
     """The peak rate; where the warm-up outlasts the run, the rate that is reached."""
     batch, peak = _count_batch(values), _find_peak(values)
     formula = f"2^{text} x {batch:,} images = {peak:g}"
@@ -157,7 +157,7 @@ def say_rate(text: str, values: OldValues) -> Effect:
     return Effect(flags={"base-learning-rate": text, "lr": ""}, why=formula, kind="kept")
 
 
-def say_absolute_rate(text: str, values: OldValues) -> Effect:
+def port_absolute_rate(text: str, values: OldValues) -> Effect:
     """A rate that is given as it is."""
     warmup, total, peak = _count_warmup(values), _count_updates(values), _find_peak(values)
     if warmup >= total > 1:
@@ -169,13 +169,13 @@ def say_absolute_rate(text: str, values: OldValues) -> Effect:
     return Effect(flags=flags, why=why, kind="renamed")
 
 
-def say_final_rate(text: str, values: OldValues) -> Effect:
+def port_final_rate(text: str, values: OldValues) -> Effect:
     """The last rate of a polynomial as a share of the first."""
     ratio = float(text) / _find_peak(values)
     return Effect(flags={"lr-end-ratio": f"{ratio:.7g}"}, why=f"{text} of {_find_peak(values):g}")
 
 
-def say_drops(text: str, values: OldValues) -> Effect:
+def port_drops(text: str, values: OldValues) -> Effect:
     """How often an exponential schedule falls."""
     if values.text("lr-schedule").lower() != "exponential":
         return Effect(why="only an exponential schedule uses it", kind="nothing")
@@ -185,7 +185,7 @@ def say_drops(text: str, values: OldValues) -> Effect:
     return Effect(flags={"lr-scheduler-freq": str(rate)}, why=why)
 
 
-def say_epochs(text: str, values: OldValues) -> Effect:
+def port_epochs(text: str, values: OldValues) -> Effect:
     """The length of the run."""
     epochs = count_epochs(values)
     if str(epochs) == text or epochs == Fraction(text):
@@ -195,18 +195,18 @@ def say_epochs(text: str, values: OldValues) -> Effect:
     return Effect(flags={"epochs": f"{float(epochs):g}", "steps": ""}, why=why)
 
 
-def say_iterations(text: str, values: OldValues) -> Effect:
+def port_iterations(text: str, values: OldValues) -> Effect:
     """A length in updates of the weights."""
     return Effect(flags={"steps": text, "epochs": ""}, why="updates of the weights")
 
 
-def say_percentage(text: str, values: OldValues) -> Effect:
+def port_percentage(text: str, values: OldValues) -> Effect:
     """A part of the dataset."""
     why = "no part of the images is left out; --epochs is shortened to as many steps"
     return Effect(why=why, warnings=(f"--dataset-percentage-to-use {text}: {why}",))
 
 
-def say_log_interval(text: str, values: OldValues) -> Effect:
+def port_log_interval(text: str, values: OldValues) -> Effect:
     """Steps between two log points as a rate."""
     if not values.is_given("iterations"):
         return Effect(why="only --iterations uses it; --logs-per-epoch counts", kind="nothing")
@@ -214,7 +214,7 @@ def say_log_interval(text: str, values: OldValues) -> Effect:
     return Effect(flags={"logs-per-epoch": str(rate)}, why=f"a log point every {text} steps")
 
 
-def say_rmsprop_exponent(text: str, values: OldValues) -> Effect:
+def port_rmsprop_exponent(text: str, values: OldValues) -> Effect:
     """The decay of the mean square from the batch."""
     if not is_rmsprop(values):
         return Effect(why="only RMSprop uses it", kind="nothing")
@@ -235,7 +235,7 @@ def is_lars(values: OldValues) -> bool:
     return values.text("optimiser").lower() == "lars"
 
 
-def say_momentum(text: str, values: OldValues) -> Effect:
+def port_momentum(text: str, values: OldValues) -> Effect:
     """SGD had none."""
     if values.text("optimiser").lower() == "sgd":
         why = "the old SGD had no momentum"
@@ -303,7 +303,7 @@ def find_norm(values: OldValues) -> str:
     return "group" if efficient or is_imagenet(values) else "batch"
 
 
-def say_norm(text: str, values: OldValues) -> Effect:
+def port_norm(text: str, values: OldValues) -> Effect:
     """Which norm the model has."""
     both = values.has("batch-norm") and values.has("group-norm")
     why = f"both are given: the old program took {find_norm(values)}" * both
@@ -319,7 +319,7 @@ def choose_groups(values: OldValues) -> str:
     return "32" if is_imagenet(values) else "16"
 
 
-def say_normalization(text: str, values: OldValues) -> Effect:
+def port_normalization(text: str, values: OldValues) -> Effect:
     """How pixels are normalised."""
     if not is_imagenet(values):
         return Effect(
@@ -330,7 +330,7 @@ def say_normalization(text: str, values: OldValues) -> Effect:
     return Effect(flags={"normalization": "mean"}, why="without --normalise-input, the mean alone")
 
 
-def say_rounding(text: str, values: OldValues) -> Effect:
+def port_rounding(text: str, values: OldValues) -> Effect:
     """Stochastic rounding, which 32-bit weights have no use for."""
     halves = values.text("precision") == "16.16"
     on = halves and text != "true"
@@ -362,7 +362,7 @@ def _find_image_size(values: OldValues) -> int:
     return MODELS[find_network(values)].image_size if is_imagenet(values) else 32
 
 
-def say_data(text: str, values: OldValues) -> Effect:
+def port_data(text: str, values: OldValues) -> Effect:
     """The dataset."""
     if values.has("generated-data") or values.has("synthetic-data"):
         return Effect(why="noise takes the place of its images", kind="computed")
@@ -370,7 +370,7 @@ def say_data(text: str, values: OldValues) -> Effect:
     return Effect(flags={"data": name})
 
 
-def say_folder(text: str, values: OldValues) -> Effect:
+def port_folder(text: str, values: OldValues) -> Effect:
     """Where the data is."""
     if values.has("generated-data") or values.has("synthetic-data"):
         return Effect(why="noise needs no files", kind="nothing")

@@ -20,7 +20,7 @@ from phalanx.dialects.table import (
     renamed,
     whole_row,
 )
-from phalanx.dialects.tf1_configs import SHARED
+from phalanx.dialects.tf1_configs import SHARED_NAMES
 from phalanx.dialects.tf2_table import CONFIGS, TRAIN_TABLE, bool_row
 
 _SCORE = "train.py --training False"  # what it is called here; there it was the same script
@@ -95,11 +95,11 @@ def _replace(table: tuple[OldOption, ...], *rows: OldOption) -> tuple[OldOption,
 # --- scoring ---
 
 
-def _score(text: str, values: OldValues) -> Effect:
+def _port_score(text: str, values: OldValues) -> Effect:
     return Effect(flags={TARGET: text, "all": "true"}, why="all checkpoints in it")
 
 
-def _say_made_up(text: str, values: OldValues) -> Effect:
+def _port_made_up(text: str, values: OldValues) -> Effect:
     kind = "synthetic" if text == "ipu" else "generated"
     return Effect(flags={f"{kind}-data": "true"}, kind="renamed")
 
@@ -107,9 +107,9 @@ def _say_made_up(text: str, values: OldValues) -> Effect:
 _DONE = nothing("`phalanx validate` does nothing else")
 _VALIDATE = _replace(
     TRAIN_TABLE,
-    OldOption("checkpoint-input-dir", computed(_score, "what is scored, with --all")),
+    OldOption("checkpoint-input-dir", computed(_port_score, "what is scored, with --all")),
     OldOption(
-        "synthetic-data", computed(_say_made_up, "--generated-data or --synthetic-data"),
+        "synthetic-data", computed(_port_made_up, "--generated-data or --synthetic-data"),
         choices=("host", "cpu", "ipu"),
     ),
     bool_row("training", _DONE),
@@ -167,11 +167,11 @@ def _list_serving_notes(values: OldValues) -> list[str]:
     ]
 
 
-def _say_requests(text: str, values: OldValues) -> Effect:
+def _port_requests(text: str, values: OldValues) -> Effect:
     return Effect(flags={"num-images": text}, kind="kept", why="by each thread")
 
 
-def _say_data(text: str, values: OldValues) -> Effect:
+def _port_data(text: str, values: OldValues) -> Effect:
     if tf2.is_made_up(values):
         return Effect(why="noise is sent, which needs no files", kind="nothing")
     return Effect(flags={"data-dir": text}, why="its validation images are sent", kind="renamed")
@@ -180,14 +180,14 @@ def _say_data(text: str, values: OldValues) -> Effect:
 _REQUEST = _serve_instead(
     "part of the model that is served: --serve names it",
     OldOption("config", elsewhere("the model that --serve names")),
-    OldOption("dataset-path", computed(_say_data, "--data-dir")),
+    OldOption("dataset-path", computed(_port_data, "--data-dir")),
     *_build_network_rows(),
     OldOption("host", nothing(_OWN_PORT)),
     whole_row("port", nothing(_OWN_PORT)),
     count_row("batch-size", kept("images in a request; the server makes batches of its own"),
               default="1"),
     count_row("num-threads", kept(), default="2"),
-    count_row("num-images", computed(_say_requests, "--num-images"), default="1000"),
+    count_row("num-images", computed(_port_requests, "--num-images"), default="1000"),
     _switch_row("use-async"),
     _switch_row("verbose"),
     OldOption("serving-bin-path", nothing("the server is `phalanx serve`")),
@@ -195,23 +195,23 @@ _REQUEST = _serve_instead(
 )  # fmt: skip
 
 
-def _name_export(text: str, values: OldValues) -> Effect:
+def _port_export_file(text: str, values: OldValues) -> Effect:
     """The file in the folder that was asked for."""
     name = values.text("config") or tf2.find_model(values) or "model"
     why = "a checked ONNX file, which `phalanx serve` takes; there is no SavedModel"
     return Effect(flags={"out": f"{text.rstrip('/')}/{name}.onnx", "format": "onnx"}, why=why)
 
 
-def _say_max_batch(text: str, values: OldValues) -> Effect:
+def _port_max_batch(text: str, values: OldValues) -> Effect:
     return Effect(flags={"max-batch": text}, why="any batch up to this one, not only it")
 
 
-def _say_type(text: str, values: OldValues) -> Effect:
+def _port_type(text: str, values: OldValues) -> Effect:
     name = "float32" if text == "32.32" else "float16"
     return Effect(flags={"dtype": name}, why="of the weights", kind="renamed")
 
 
-def _find_checkpoint(text: str, values: OldValues) -> Effect:
+def _port_checkpoint(text: str, values: OldValues) -> Effect:
     if not text.endswith((".h5", ".hdf5")):
         return Effect(flags={TARGET: text}, why="what is exported")
     warning = f"`phalanx port weights {text}` turns it into weights.safetensors first"
@@ -224,11 +224,11 @@ _EXPORT = _serve_instead(
     OldOption("config", elsewhere("the model that is exported")),
     *_build_network_rows(),
     OldOption("dataset-path", renamed("data-dir", why="the answers are compared on its images")),
-    OldOption("export-dir", computed(_name_export, "--out")),
-    count_row("micro-batch-size", computed(_say_max_batch, "--max-batch")),
-    OldOption("precision", computed(_say_type, "--dtype"), choices=("16.16", "16.32", "32.32")),
+    OldOption("export-dir", computed(_port_export_file, "--out")),
+    count_row("micro-batch-size", computed(_port_max_batch, "--max-batch")),
+    OldOption("precision", computed(_port_type, "--dtype"), choices=("16.16", "16.32", "32.32")),
     bool_row("accelerator-side-preprocess", renamed("with-preprocessing")),
-    OldOption("checkpoint-input-path", computed(_find_checkpoint, "what is exported")),
+    OldOption("checkpoint-input-path", computed(_port_checkpoint, "what is exported")),
     number_row("iterations", nothing("a server takes requests one after the other")),
     bool_row("pipeline-serving-model", nothing("a model is served whole, on one device")),
     bool_row("use-serving-api", nothing("there is one way to export")),
@@ -257,7 +257,7 @@ TF2 = Dialect(
         ),
     },
     configs=CONFIGS,
-    presets={name: f"tf2/{name}" if name in SHARED else name for name in CONFIGS},
+    presets={name: f"tf2/{name}" if name in SHARED_NAMES else name for name in CONFIGS},
     folders=("cnns/tensorflow2", "tensorflow2"),
     conflicts=(
         "all checkpoints of a run are scored after training, not only its last weights",

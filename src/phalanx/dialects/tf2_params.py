@@ -15,7 +15,7 @@ from phalanx.dialects.numbers import (
     NumberKind,
 )
 from phalanx.dialects.table import Effect, OldValues
-from phalanx.dialects.tf2_values import count_all_updates, count_batch, count_updates, say_length
+from phalanx.dialects.tf2_values import count_all_updates, count_batch, count_updates, port_length
 from phalanx.errors import ConfigError, suggest
 
 _REQUIRED = {  # parameters of each optimizer
@@ -58,7 +58,7 @@ def _read_params(values: OldValues, name: str) -> dict[str, Any]:
     )
 
 
-def _take(name: str, found: Mapping[str, Any], keys: Sequence[str], owner: str) -> None:
+def _check_params(name: str, found: Mapping[str, Any], keys: Sequence[str], owner: str) -> None:
     """Refuse parameters that are missing, and those that nothing uses."""
     missing = [key for key in keys if key not in found]
     if missing:
@@ -86,11 +86,11 @@ def _spell(number: Fraction | float) -> str:
 # --- the optimizer ---
 
 
-def say_optimizer_params(text: str, values: OldValues) -> Effect:
+def port_optimizer_params(text: str, values: OldValues) -> Effect:
     """What the optimizer is told."""
     name, rule = "optimizer-params", values.text("optimizer").lower()
     found = _read_params(values, name)
-    _take(name, found, _REQUIRED[rule], f"--optimizer {rule}")
+    _check_params(name, found, _REQUIRED[rule], f"--optimizer {rule}")
     kinds = {"base_decay_exponent": EXPONENT}
     numbers = {k: _to_number(name, k, v, kinds.get(k, NUMBER)) for k, v in found.items()}
     flags = {"momentum": _spell(numbers["momentum"])}
@@ -109,7 +109,7 @@ def say_optimizer_params(text: str, values: OldValues) -> Effect:
     return Effect(flags=flags, why=why)
 
 
-def say_optimizer(text: str, values: OldValues) -> Effect:
+def port_optimizer(text: str, values: OldValues) -> Effect:
     """The update rule; SGD with a momentum has another name here."""
     rule = text.lower()
     if rule == "sgd":
@@ -119,7 +119,7 @@ def say_optimizer(text: str, values: OldValues) -> Effect:
     return Effect(flags={"optimizer": {"rmsprop": "rmsprop_tf"}.get(rule, rule)})
 
 
-def say_loss_scaling(text: str, values: OldValues) -> Effect:
+def port_loss_scaling(text: str, values: OldValues) -> Effect:
     """A scale of 0 was none."""
     if float(text):
         return Effect(flags={"loss-scaling": text}, kind="kept")
@@ -134,7 +134,7 @@ def _count_warmup(values: OldValues) -> tuple[Fraction, int]:
     name, found = "lr-warmup-params", _read_params(values, "lr-warmup-params")
     if not found:
         return Fraction(0), 0
-    _take(name, found, _WARMUP_KEYS, "a warm-up")
+    _check_params(name, found, _WARMUP_KEYS, "a warm-up")
     epochs = _to_number(name, "warmup_epochs", found["warmup_epochs"], NOT_NEGATIVE)
     return epochs, int(epochs * count_updates(values))
 
@@ -145,7 +145,7 @@ def _find_reached(values: OldValues) -> Fraction:
     return Fraction(total + 1, warmup + 1) if warmup > total else Fraction(1)
 
 
-def say_warmup(text: str, values: OldValues) -> Effect:
+def port_warmup(text: str, values: OldValues) -> Effect:
     """How the rate begins."""
     epochs, warmup = _count_warmup(values)
     if not warmup:
@@ -154,23 +154,25 @@ def say_warmup(text: str, values: OldValues) -> Effect:
     if mode not in ("shift", "mask"):
         raise ConfigError(f"--lr-warmup-params: warmup_mode is shift or mask, not {mode}")
     total, why = count_all_updates(values), ""
-    length = say_length(values, epochs)
+    length = port_length(values, epochs)
     if warmup >= total:
         length = f"{total}st"
         why = f"{warmup:,} steps, and the run has {total:,}" if warmup > total else ""
     return Effect(flags={"warmup-epoch": length, "warmup-mode": mode}, why=why)
 
 
-def say_schedule(text: str, values: OldValues) -> Effect:
+def port_schedule(text: str, values: OldValues) -> Effect:
     """The rates of the schedule."""
     name, shape = "lr-schedule-params", values.text("lr-schedule").lower()
     found = _read_params(values, name)
     # what other schedules need may stand there, too: a config's is replaced as a whole
     known = {key: value for key, value in found.items() if key in _SCHEDULE_KEYS[shape]}
     unknown = [key for key in found if not any(key in keys for keys in _SCHEDULE_KEYS.values())]
-    _take(name, known | dict.fromkeys(unknown), _SCHEDULE_KEYS[shape], f"--lr-schedule {shape}")
+    _check_params(
+        name, known | dict.fromkeys(unknown), _SCHEDULE_KEYS[shape], f"--lr-schedule {shape}"
+    )
     if shape == "stepped":
-        return _say_steps(known, values)
+        return _port_steps(known, values)
     initial = _to_number(name, "initial_learning_rate", known["initial_learning_rate"])
     reached, batch = _find_reached(values), count_batch(values)
     why = f"{float(initial):g} x {batch:,} images = {float(initial * batch):g}"
@@ -180,7 +182,7 @@ def say_schedule(text: str, values: OldValues) -> Effect:
     if shape != "const":
         key = "epochs_to_total_decay"
         epochs = _to_number(name, key, known[key], POSITIVE)
-        flags["lr-decay-length"] = say_length(values, epochs)
+        flags["lr-decay-length"] = port_length(values, epochs)
     if shape == "polynomial":
         ratio = _to_number(name, "end_learning_rate_ratio", known["end_learning_rate_ratio"])
         flags["lr-end-ratio"] = _spell(ratio)
@@ -188,7 +190,7 @@ def say_schedule(text: str, values: OldValues) -> Effect:
     return Effect(flags=flags, why=why)
 
 
-def _say_steps(found: Mapping[str, Any], values: OldValues) -> Effect:
+def _port_steps(found: Mapping[str, Any], values: OldValues) -> Effect:
     """A rate that falls at given epochs, one step after each; the rates count as they are."""
     name = "lr-schedule-params"
     lists = [found[key] if isinstance(found[key], list) else [] for key in ("boundaries", "values")]
@@ -214,7 +216,7 @@ def _say_steps(found: Mapping[str, Any], values: OldValues) -> Effect:
 # --- norms ---
 
 
-def say_norm(text: str, values: OldValues) -> Effect:
+def port_norm(text: str, values: OldValues) -> Effect:
     """Which norm the model has."""
     found = _read_params(values, "norm-layer")
     for key in found:
@@ -224,13 +226,13 @@ def say_norm(text: str, values: OldValues) -> Effect:
     if kind not in _NORMS:
         raise ConfigError(f"--norm-layer: name {kind!r}: {suggest(kind, _NORMS)}")
     if kind == "group_norm":
-        return _say_groups(found)
+        return _port_groups(found)
     momentum = _to_number("norm-layer", "momentum", found.get("momentum", _KERAS_MOMENTUM))
     why = f"1 - {float(momentum):g}" + ", Keras's own" * ("momentum" not in found)
     return Effect(flags={"norm-type": "batch", "batchnorm-momentum": _spell(1 - momentum)}, why=why)
 
 
-def _say_groups(found: Mapping[str, Any]) -> Effect:
+def _port_groups(found: Mapping[str, Any]) -> Effect:
     """The groups of a group norm, or the channels of one."""
     both = [key for key in ("num_groups", "channels_per_group") if key in found]
     if len(both) != 1:

@@ -40,10 +40,10 @@ def _unless(text: str, outcome: Outcome, other: Outcome) -> Outcome:
         chosen = other if value == text else outcome
         return replace(chosen.apply(value, values), kind=chosen.kind)
 
-    return Outcome(outcome.kind, apply, outcome.says)
+    return Outcome(outcome.kind, apply, outcome.summary)
 
 
-def _say_noise(text: str, values: OldValues) -> Effect:
+def _port_noise(text: str, values: OldValues) -> Effect:
     """Noise in the place of images, an epoch as long as with them."""
     kind = _PLACES[text.lower()]
     flags = {
@@ -56,19 +56,19 @@ def _say_noise(text: str, values: OldValues) -> Effect:
     return Effect(flags=flags, why=f"noise made {where}; an epoch is as long as the dataset's")
 
 
-def _say_folder(text: str, values: OldValues) -> Effect:
+def _port_folder(text: str, values: OldValues) -> Effect:
     if tf2.is_made_up(values):
         return Effect(why="noise needs no files", kind="nothing")
     return Effect(flags={"data-dir": text}, kind="renamed")
 
 
-def _say_data(text: str, values: OldValues) -> Effect:
+def _port_data(text: str, values: OldValues) -> Effect:
     if tf2.is_made_up(values):
         return Effect(why="noise takes the place of its images", kind="computed")
     return Effect(flags={"data": text.lower()}, kind="renamed")
 
 
-def _say_validation(text: str, values: OldValues) -> Effect:
+def _port_validation(text: str, values: OldValues) -> Effect:
     """All checkpoints after training, or none."""
     folder = values.text("checkpoint-input-dir")
     elsewhere_scored = folder and folder != values.text("checkpoint-output-dir")
@@ -83,7 +83,7 @@ def _say_validation(text: str, values: OldValues) -> Effect:
     return Effect(flags={"validation-mode": "after"}, why=why, kind="renamed")
 
 
-def _say_input_folder(text: str, values: OldValues) -> Effect:
+def _port_input_folder(text: str, values: OldValues) -> Effect:
     """Checkpoints that are scored after training."""
     if values.text("validation") != "true":
         return Effect(why="nothing is scored with --validation False", kind="nothing")
@@ -93,7 +93,7 @@ def _say_input_folder(text: str, values: OldValues) -> Effect:
     return Effect(why=why, then=(("validate", text, "--all"),))
 
 
-def _say_rounding(text: str, values: OldValues) -> Effect:
+def _port_rounding(text: str, values: OldValues) -> Effect:
     """Stochastic rounding, which 32-bit weights have no use for."""
     halves = values.text("precision") == "16.16"
     on = halves and text.upper() != "OFF"
@@ -103,7 +103,7 @@ def _say_rounding(text: str, values: OldValues) -> Effect:
     return Effect(flags={"enable-stochastic-rounding": str(on).lower()}, why=why)
 
 
-def _say_splits(text: str, values: OldValues) -> Effect:
+def _port_splits(text: str, values: OldValues) -> Effect:
     """Where stages begin; the toy's layers are not those of the network that stands in."""
     if tf2.is_toy(values):
         stages = str(len([part for part in text.split(",") if part]) + 1)
@@ -112,7 +112,7 @@ def _say_splits(text: str, values: OldValues) -> Effect:
     return Effect(flags={"pipeline-splits": text}, kind="kept")
 
 
-def _say_mapping(text: str, values: OldValues) -> Effect:
+def _port_mapping(text: str, values: OldValues) -> Effect:
     """Which device has which stage."""
     devices = [part for part in text.split(",") if part]
     stages = len(values.many("pipeline-splits")) + 1
@@ -124,11 +124,11 @@ def _say_mapping(text: str, values: OldValues) -> Effect:
     return Effect(why=why, kind="elsewhere")
 
 
-def _say_workspace(text: str, values: OldValues) -> Effect:
+def _port_workspace(text: str, values: OldValues) -> Effect:
     return size_workspace([float(part) / 100 for part in text.split(",") if part])
 
 
-def _say_unstable(text: str, values: OldValues) -> Effect:
+def _port_unstable(text: str, values: OldValues) -> Effect:
     """How batch norm computes the variance."""
     if not params.has_batch_norm(values):
         return Effect(why="group norm is always computed the stable way", kind="elsewhere")
@@ -137,17 +137,17 @@ def _say_unstable(text: str, values: OldValues) -> Effect:
     return Effect(flags={"disable-stable-batchnorm": unstable}, why=why)
 
 
-def _say_pipeline_schedule(text: str, values: OldValues) -> Effect:
+def _port_pipeline_schedule(text: str, values: OldValues) -> Effect:
     if not values.many("pipeline-splits"):
         return Effect(why="only a pipeline uses it", kind="nothing")
     return Effect(flags={"pipeline-schedule": text}, kind="kept")
 
 
 _DATA_TABLE = (
-    OldOption("dataset", Outcome("renamed", _say_data, "--data"), choices=tf2.DATA_NAMES,
+    OldOption("dataset", Outcome("renamed", _port_data, "--data"), choices=tf2.DATA_NAMES,
               default="cifar10"),
-    OldOption("dataset-path", Outcome("renamed", _say_folder, "--data-dir")),
-    OldOption("synthetic-data", computed(_say_noise, "--data generated or synthetic"),
+    OldOption("dataset-path", Outcome("renamed", _port_folder, "--data-dir")),
+    OldOption("synthetic-data", computed(_port_noise, "--data generated or synthetic"),
               choices=tuple(_PLACES)),
     bool_row("eight-bit-transfer", renamed("eight-bit-io")),
     bool_row("accelerator-side-preprocess",
@@ -161,11 +161,11 @@ _DATA_TABLE = (
     whole_row("prefetch-depth", elsewhere("the next batches are copied while the device works")),
 )  # fmt: skip
 _MODEL_TABLE = (
-    OldOption("model-name", Outcome("renamed", tf2.name_network, "--model"),
+    OldOption("model-name", Outcome("renamed", tf2.port_network, "--model"),
               choices=tuple(tf2.NETWORKS), default="toy_model"),
-    OldOption("norm-layer", computed(params.say_norm, "--norm-type and its options"),
+    OldOption("norm-layer", computed(params.port_norm, "--norm-type and its options"),
               default="{name: custom_batch_norm, momentum: 0.97}"),
-    bool_row("stable-norm", computed(_say_unstable, "--disable-stable-batchnorm, if it is off"),
+    bool_row("stable-norm", computed(_port_unstable, "--disable-stable-batchnorm, if it is off"),
              default="false"),
     count_row("dbn-replica-group-size", renamed("bn-span"), default="1"),
 )  # fmt: skip
@@ -181,42 +181,42 @@ _TRAINING_TABLE = (
     bool_row("training", kept(), default="true"),
     count_row("micro-batch-size", renamed("batch-size"), default="1"),
     count_row("gradient-accumulation-count",
-              Outcome("renamed", tf2.say_accumulation, "--gradient-accumulation"), default="1"),
-    count_row("global-batch-size", computed(tf2.say_global_batch, "--gradient-accumulation")),
-    count_row("num-replicas", Outcome("renamed", tf2.say_replicas, "--replicas"), default="1"),
-    count_row("num-epochs", Outcome("renamed", tf2.say_epochs, "--epochs"), default="1"),
-    whole_row("weight-updates-per-epoch", computed(tf2.say_updates, "--steps, or --iterations"),
+              Outcome("renamed", tf2.port_accumulation, "--gradient-accumulation"), default="1"),
+    count_row("global-batch-size", computed(tf2.port_global_batch, "--gradient-accumulation")),
+    count_row("num-replicas", Outcome("renamed", tf2.port_replicas, "--replicas"), default="1"),
+    count_row("num-epochs", Outcome("renamed", tf2.port_epochs, "--epochs"), default="1"),
+    whole_row("weight-updates-per-epoch", computed(tf2.port_updates, "--steps, or --iterations"),
               number=COUNT_OR_ALL),
-    OldOption("optimizer", computed(params.say_optimizer, "--optimizer"),
+    OldOption("optimizer", computed(params.port_optimizer, "--optimizer"),
               choices=("sgd", "lars", "rmsprop"), default="sgd"),
-    OldOption("optimizer-params", computed(params.say_optimizer_params, "an option for each"),
+    OldOption("optimizer-params", computed(params.port_optimizer_params, "an option for each"),
               default="{momentum: 0}"),
     number_row("loss-scaling",
-               Outcome("kept", params.say_loss_scaling, "0, which was none, is 1 here"),
+               Outcome("kept", params.port_loss_scaling, "0, which was none, is 1 here"),
                default="0", number=NOT_NEGATIVE),
     bool_row("auto-loss-scaling", kept("with any optimizer and schedule")),
     number_row("weight-decay", kept(_NO_DECAY), default="0"),
     number_row("l2-regularization", kept(_NO_DECAY), default="0"),
     OldOption("lr-schedule", renamed("lr-schedule", _SCHEDULES),
               choices=("const", "cosine", "stepped", "polynomial"), default="const"),
-    OldOption("lr-schedule-params", computed(params.say_schedule, "an option for each"),
+    OldOption("lr-schedule-params", computed(params.port_schedule, "an option for each"),
               default="{initial_learning_rate: 1e-4}"),
-    OldOption("lr-warmup-params", computed(params.say_warmup, "--warmup-epoch, --warmup-mode"),
+    OldOption("lr-warmup-params", computed(params.port_warmup, "--warmup-epoch, --warmup-mode"),
               default="{}"),
     bool_row("lr-staircase", kept(), default="false"),
     number_row("label-smoothing", kept("over all classes")),
 )  # fmt: skip
 _EVENT_TABLE = (
     OldOption("logs-per-epoch",
-              Outcome("kept", tf2.say_logs, "with --device-iterations, where it is many steps"),
+              Outcome("kept", tf2.port_logs, "with --device-iterations, where it is many steps"),
               default="1"),
-    OldOption("ckpts-per-epoch", Outcome("kept", tf2.say_checkpoints), default="1"),
+    OldOption("ckpts-per-epoch", Outcome("kept", tf2.port_checkpoints), default="1"),
     number_row("first-ckpt-epoch", kept(), number=NOT_NEGATIVE),
-    OldOption("checkpoint-input-dir", computed(_say_input_folder, "`phalanx validate DIR --all`")),
+    OldOption("checkpoint-input-dir", computed(_port_input_folder, "`phalanx validate DIR --all`")),
     OldOption("checkpoint-output-dir", renamed("run-dir", why="checkpoints/ in it has them")),
     bool_row("ckpt-all-instances", nothing(_FIRST_RANK)),
     bool_row("clean-dir", nothing("a run keeps its checkpoints; --keep says how many")),
-    bool_row("validation", Outcome("renamed", _say_validation, "--validation-mode"),
+    bool_row("validation", Outcome("renamed", _port_validation, "--validation-mode"),
              default="true"),
     count_row("validation-micro-batch-size", renamed("valid-batch-size")),
     count_row("validation-num-replicas", elsewhere("all devices there are share the images")),
@@ -230,17 +230,17 @@ _EVENT_TABLE = (
 )  # fmt: skip
 _MACHINE_TABLE = (
     OldOption("precision", kept(), choices=("16.16", "16.32", "32.32"), default="16.16"),
-    OldOption("stochastic-rounding", computed(_say_rounding, "--enable-stochastic-rounding"),
+    OldOption("stochastic-rounding", computed(_port_rounding, "--enable-stochastic-rounding"),
               choices=("ON", "OFF", "RI"), default="ON"),
     bool_row("half-partials", kept(), default="false"),
     bool_row("recomputation", renamed("enable-recompute"), default="false"),
-    OldOption("pipeline-splits", Outcome("kept", _say_splits), takes="many"),
-    OldOption("pipeline-schedule", computed(_say_pipeline_schedule, "--pipeline-schedule"),
+    OldOption("pipeline-splits", Outcome("kept", _port_splits), takes="many"),
+    OldOption("pipeline-schedule", computed(_port_pipeline_schedule, "--pipeline-schedule"),
               choices=("Grouped", "Interleaved", "Sequential"), default="Grouped"),
-    OldOption("device-mapping", computed(_say_mapping, "--shards 1 where all are the same"),
+    OldOption("device-mapping", computed(_port_mapping, "--shards 1 where all are the same"),
               takes="many", number=COUNT_OR_NONE),
     OldOption("available-memory-proportion",
-              computed(_say_workspace, "the workspace of cuDNN and cuBLAS, by two variables"),
+              computed(_port_workspace, "the workspace of cuDNN and cuBLAS, by two variables"),
               takes="many", number=NOT_NEGATIVE),
     BUCKETS,
     bool_row("optimizer-state-offloading", renamed("offload-optimizer")),

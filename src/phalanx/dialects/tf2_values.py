@@ -53,7 +53,7 @@ def find_image_size(values: OldValues) -> int:
     return {"imagenet": 224, "mnist": 28}.get(find_data(values), 32)
 
 
-def name_network(text: str, values: OldValues) -> Effect:
+def port_network(text: str, values: OldValues) -> Effect:
     """The model by its name here."""
     if is_toy(values):
         why = f"{text} was a test of two convolutions; ResNet-8, the smallest network, stands in"
@@ -71,7 +71,7 @@ def _count_replicas(values: OldValues) -> int:
     return values.launch.replicas or values.whole("num-replicas", 1)
 
 
-def say_replicas(text: str, values: OldValues) -> Effect:
+def port_replicas(text: str, values: OldValues) -> Effect:
     """How many copies there are."""
     total = str(_count_replicas(values))
     if values.launch.replicas and not values.is_given("num-replicas"):
@@ -100,13 +100,13 @@ def count_batch(values: OldValues) -> int:
     )
 
 
-def say_accumulation(text: str, values: OldValues) -> Effect:
+def port_accumulation(text: str, values: OldValues) -> Effect:
     """Micro-batches of a step."""
     flags = {"gradient-accumulation": str(count_accumulation(values))}
     return Effect(flags=flags, kind="renamed")
 
 
-def say_global_batch(text: str, values: OldValues) -> Effect:
+def port_global_batch(text: str, values: OldValues) -> Effect:
     """The global batch as the accumulation that makes it."""
     if "gradient-accumulation-count" in values.given:
         return Effect(why="--gradient-accumulation-count counts", kind="nothing")
@@ -148,14 +148,14 @@ def _has_own_epoch(values: OldValues) -> bool:
     return values.whole("weight-updates-per-epoch", -1) > 0
 
 
-def say_length(values: OldValues, epochs: Fraction) -> str:
+def port_length(values: OldValues, epochs: Fraction) -> str:
     """Epochs as a length of ours; steps where epochs there are no epochs here."""
     steps = int(epochs * count_updates(values))
     whole = (epochs * count_updates(values)).denominator == 1
     return f"{float(epochs):g}ep" if whole and not _has_own_epoch(values) else f"{steps}st"
 
 
-def say_epochs(text: str, values: OldValues) -> Effect:
+def port_epochs(text: str, values: OldValues) -> Effect:
     """The length of the run."""
     if _has_own_epoch(values) and not is_made_up(values):
         steps = count_all_updates(values)
@@ -164,7 +164,7 @@ def say_epochs(text: str, values: OldValues) -> Effect:
     return Effect(flags={"epochs": text, "steps": ""}, kind="renamed")
 
 
-def say_updates(text: str, values: OldValues) -> Effect:
+def port_updates(text: str, values: OldValues) -> Effect:
     """The length of an epoch."""
     if not _has_own_epoch(values):
         return Effect(why="an epoch is as long as the dataset", kind="elsewhere")
@@ -195,7 +195,7 @@ def _scale_rate(rate: Fraction, values: OldValues) -> Fraction:
     return rate * (_count_images(values) // count_batch(values)) / count_updates(values)
 
 
-def say_logs(text: str, values: OldValues) -> Effect:
+def port_logs(text: str, values: OldValues) -> Effect:
     """Log points, between which nothing is read from the device, as there."""
     rate = _find_rate("logs-per-epoch", text)
     flags = {"logs-per-epoch": str(_scale_rate(rate, values))}
@@ -226,7 +226,7 @@ def _list_log_warnings(rate: Fraction, values: OldValues) -> tuple[str, ...]:
     return (f'the old program refused it, too: "{refused}"',)
 
 
-def say_checkpoints(text: str, values: OldValues) -> Effect:
+def port_checkpoints(text: str, values: OldValues) -> Effect:
     """How often checkpoints are written."""
     rate = _scale_rate(_find_rate("ckpts-per-epoch", text), values)
     return Effect(flags={"ckpts-per-epoch": str(rate)}, kind="kept")

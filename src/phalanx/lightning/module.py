@@ -49,7 +49,7 @@ class Module(_pl.LightningModule):  # type: ignore[misc]
         )
         self.recipe = Recipe(preset, options)
         config, plan = self.recipe.config, self.recipe.plan
-        _tell_of_half_weights(config)
+        _warn_of_half_weights(config)
         if not restored:
             refuse_missing_weights(config)
         self.model = build_network(
@@ -88,7 +88,7 @@ class Module(_pl.LightningModule):  # type: ignore[misc]
 
     def training_step(self, batch: MicroBatch | Sequence[Tensor], batch_idx: int) -> Tensor:
         """The mean loss of a micro-batch."""
-        micro_batch = self._place_batch(batch, batch_idx)
+        micro_batch = self._add_positions(batch, batch_idx)
         mixes = self._parts.draw_mixes([micro_batch])
         images = self._parts.join_images([micro_batch], mixes)
         logits = self._parts.forward(images, [micro_batch.first])
@@ -100,7 +100,7 @@ class Module(_pl.LightningModule):  # type: ignore[misc]
             self.log("train_top1", totals[1] / rows, batch_size=rows)
         return loss
 
-    def _place_batch(self, batch: MicroBatch | Sequence[Tensor], batch_idx: int) -> MicroBatch:
+    def _add_positions(self, batch: MicroBatch | Sequence[Tensor], batch_idx: int) -> MicroBatch:
         """The batch with its position in the stream, invented if the data is not ours."""
         if isinstance(batch, MicroBatch):
             return batch
@@ -160,7 +160,7 @@ class Module(_pl.LightningModule):  # type: ignore[misc]
         )
 
 
-def _tell_of_half_weights(config: Config) -> None:
+def _warn_of_half_weights(config: Config) -> None:
     """Warn if a preset keeps weights in 16 bits, which changes what it learns."""
     if config.machine.precision == "16.16":
         _pl.utilities.rank_zero_warn(

@@ -9,7 +9,7 @@ from phalanx.optim.update import apply_decays
 from phalanx.plan.plan import Plan
 
 
-class _WithDecays:
+class _DecayMixin:
     """Mixin that makes an optimizer's step do all that our own update does."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -26,7 +26,7 @@ class _WithDecays:
 def add_decays(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer, whose step now also applies the decays of its groups."""
     kind = type(optimizer)
-    optimizer.__class__ = type(kind.__name__, (_WithDecays, kind), {})
+    optimizer.__class__ = type(kind.__name__, (_DecayMixin, kind), {})
     # a fused kernel would unscale gradients by itself, after they were clipped
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     return optimizer

@@ -21,7 +21,7 @@ from phalanx.plan.plan import Plan
 
 _pl: Any = import_lightning()
 _VARIABLES = "PL_TRAINER_"  # prefix of environment variables that set a Trainer's options
-_QUIET = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric")
+_LOGGERS = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric")
 
 
 class _StepModule(_pl.LightningModule):  # type: ignore[misc]
@@ -87,7 +87,7 @@ def fit_with_trainer(
     loop.begin()
     if not len(loop):
         return
-    with _silenced():
+    with _suppress_messages():
         trainer = _build_trainer(_RunCallback(loop))
         try:
             trainer.fit(_StepModule(loop), _StepData(loop))
@@ -123,9 +123,9 @@ def _build_trainer(callback: _RunCallback) -> Any:
 
 
 @contextmanager
-def _silenced() -> Iterator[None]:
+def _suppress_messages() -> Iterator[None]:
     """Within the block, Lightning's messages on devices, launchers and tips are suppressed."""
-    loggers = [logging.getLogger(name) for name in _QUIET]
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

@@ -40,7 +40,7 @@ def _launch(**words: str) -> dict[str, str]:
     return {name.replace("_", "-"): text for name, text in words.items()}
 
 
-def _count_replicas(text: str, values: OldValues) -> Effect:
+def _port_replicas(text: str, values: OldValues) -> Effect:
     if values.kind != "train":
         why = "all devices there are share the images, with the same score"
         return Effect(launch=_launch(num_replicas=text), why=why, kind="elsewhere")
@@ -51,7 +51,7 @@ def _count_replicas(text: str, values: OldValues) -> Effect:
     )
 
 
-def _count_devices(text: str, values: OldValues) -> Effect:
+def _port_devices(text: str, values: OldValues) -> Effect:
     """Devices of a replica: the stages, which the command itself tells."""
     stages = values.launch.devices_per_replica
     launch = _launch(devices_per_replica=str(stages)) if stages else {}
@@ -66,7 +66,7 @@ def _count_devices(text: str, values: OldValues) -> Effect:
     )
 
 
-def _read_mpi_args(text: str, values: OldValues) -> Effect:
+def _port_mpi_args(text: str, values: OldValues) -> Effect:
     """What poprun handed on to mpirun: variables, the network, how output is shown."""
     effects = _read_mpi_words(shlex.split(text))
     if values.kind != "train":
@@ -157,13 +157,13 @@ def _merge(effects: Sequence[Effect]) -> Effect:
     return replace(merged, why="; ".join(whys))
 
 
-def _name_hosts(text: str, values: OldValues) -> Effect:
+def _port_hosts(text: str, values: OldValues) -> Effect:
     return Effect(launch={"host": text}, why="phalanx launch reaches them by ssh")
 
 
-_HOSTS = computed(_name_hosts, "--host of phalanx launch")
+_HOSTS = computed(_port_hosts, "--host of phalanx launch")
 _POPRUN = (
-    count_row("num-replicas", computed(_count_replicas, "--replicas")),
+    count_row("num-replicas", computed(_port_replicas, "--replicas")),
     OldOption(
         "num-instances",
         elsewhere("every device has a process of its own; workers feed each of them"),
@@ -171,14 +171,14 @@ _POPRUN = (
     ),
     OldOption(
         "ipus-per-replica",
-        computed(_count_devices, "--devices-per-replica of phalanx launch"),
+        computed(_port_devices, "--devices-per-replica of phalanx launch"),
         number=COUNT,
         lacks_value=True,
     ),
     OldOption("host", _HOSTS, aliases=("hosts", "H")),
     OldOption("numa-aware", elsewhere("the operating system places processes near their memory")),
-    OldOption("mpi-local-args", computed(_read_mpi_args, "-x, --tag-output of phalanx launch")),
-    OldOption("mpi-global-args", computed(_read_mpi_args, "--interface of phalanx launch")),
+    OldOption("mpi-local-args", computed(_port_mpi_args, "-x, --tag-output of phalanx launch")),
+    OldOption("mpi-global-args", computed(_port_mpi_args, "--interface of phalanx launch")),
     OldOption("executable-cache-path", renamed(_CACHE, why=_CACHE_WHY)),
     OldOption("vipu-server-timeout", renamed("rank-timeout", why=_TIMEOUT_WHY), number=POSITIVE),
     OldOption("only-output-from-instance", elsewhere(_NO_PRINT), number=WHOLE),
@@ -200,15 +200,15 @@ _POPRUN = (
 )  # fmt: skip
 
 
-def _read_one_variable(text: str, values: OldValues) -> Effect:
+def _port_variable(text: str, values: OldValues) -> Effect:
     return _read_variable(text)
 
 
-def _tag_output(text: str, values: OldValues) -> Effect:
+def _port_tag(text: str, values: OldValues) -> Effect:
     return _TAGGED
 
 
-def _count_processes(text: str, values: OldValues) -> Effect:
+def _port_processes(text: str, values: OldValues) -> Effect:
     return Effect(
         flags={"replicas": text}, launch={"num-replicas": text}, why="a process for each replica"
     )
@@ -217,9 +217,9 @@ def _count_processes(text: str, values: OldValues) -> Effect:
 _PLACED = "the operating system places processes"
 _MPIRUN = (
     OldOption("H", _HOSTS, aliases=("host", "hosts")),
-    OldOption("np", computed(_count_processes, "--replicas"), aliases=("n", "c"), number=COUNT),
-    OldOption("x", computed(_read_one_variable, "-x of phalanx launch")),
-    OldOption("tag-output", computed(_tag_output, "--tag-output of phalanx launch"), takes="flag"),
+    OldOption("np", computed(_port_processes, "--replicas"), aliases=("n", "c"), number=COUNT),
+    OldOption("x", computed(_port_variable, "-x of phalanx launch")),
+    OldOption("tag-output", computed(_port_tag, "--tag-output of phalanx launch"), takes="flag"),
     OldOption("bind-to", elsewhere(_PLACED)),
     OldOption("map-by", elsewhere(_PLACED)),
     OldOption("mca", computed(lambda text, _: _read_mca(text.replace(",", " ", 1)), "--interface"),

@@ -71,7 +71,7 @@ def is_same_value(name: str, text: str, has: Mapping[str, object]) -> bool:
         return False
 
 
-def find_overruled(overrides: Mapping[str, str]) -> dict[str, str]:
+def find_overridden(overrides: Mapping[str, str]) -> dict[str, str]:
     """The flags that options of ours overrule, each with the one that counts.
 
     In a run of another length, the preset's warm-up counts, which is shortened where it must be.
@@ -86,7 +86,7 @@ def find_overruled(overrides: Mapping[str, str]) -> dict[str, str]:
     return found | {name: name for name in overrides}
 
 
-def lay_over(flags: Mapping[str, str], overrides: Mapping[str, str]) -> dict[str, str]:
+def apply_overrides(flags: Mapping[str, str], overrides: Mapping[str, str]) -> dict[str, str]:
     """The flags under options of ours; what these exclude is left out."""
-    overruled = find_overruled(overrides)
+    overruled = find_overridden(overrides)
     return {n: text for n, text in flags.items() if overruled.get(n, n) == n} | dict(overrides)

@@ -123,7 +123,7 @@ def _suggest_model(best: ModelMatch, model: str) -> str:
     if any(name.endswith("/proxy") for name in best.left_over):
         return "it was trained with proxy norm, which Phalanx does not have"
     if model and best.model != model:
-        return f"the nearest model is {best.model}, where {best.likeness:.0%} of the tensors fit"
+        return f"the nearest model is {best.model}, where {best.similarity:.0%} of the tensors fit"
     return "is it a network of your own, or a file that was cut? nothing has been written"
 
 
@@ -132,7 +132,7 @@ def _describe_misfit(match: ModelMatch) -> list[str]:
     kinds = {
         "missing in the file": [f"{name} {shape}" for name, shape in match.missing.items()],
         "other shapes": [f"{name} is {text}" for name, text in match.misshapen.items()],
-        "left over": match.strange,
+        "left over": match.unexpected,
     }
     return [f"{kind}: {_list_some(items)}" for kind, items in kinds.items() if items]
 

@@ -14,7 +14,7 @@ from phalanx.catalog.resnets import ResNetVariant
 from phalanx.catalog.variant import Norm, Variant
 from phalanx.errors import CheckpointError
 from phalanx.port_weights.model_layers import COUNTER, Layer, Shape, has_layers, iterate_layers
-from phalanx.port_weights.naming import Naming, arrange_shape
+from phalanx.port_weights.naming import Naming, permute_shape
 
 Array = NDArray[np.generic]
 _OUTSIDE = "not a part of the network"
@@ -45,19 +45,19 @@ class ModelMatch:
     left_over: dict[str, str] = field(default_factory=dict)  # by the file's name, what it is
 
     @property
-    def strange(self) -> list[str]:
+    def unexpected(self) -> list[str]:
         """What is left over although it should be a weight of this network."""
         return [name for name, reason in self.left_over.items() if not reason]
 
     @property
     def is_complete(self) -> bool:
         """Whether every tensor of both has its counterpart."""
-        return not (self.missing or self.misshapen or self.strange)
+        return not (self.missing or self.misshapen or self.unexpected)
 
     @property
-    def likeness(self) -> float:
+    def similarity(self) -> float:
         """How much of both is the same, from 0 to 1."""
-        wrong = len(self.missing) + len(self.misshapen) + len(self.strange)
+        wrong = len(self.missing) + len(self.misshapen) + len(self.unexpected)
         return len(self.used) / max(len(self.used) + wrong, 1)
 
 
@@ -79,7 +79,7 @@ class _NamedArrays:
         """The shape of a layer's weight, laid out as ours."""
         name = self.find_name(layer, "weight", norm)
         layout = self.naming.find_layout(layer, "weight")
-        return arrange_shape(self.arrays[name].shape, layout) if name else None
+        return permute_shape(self.arrays[name].shape, layout) if name else None
 
 
 def match_models(
@@ -92,7 +92,7 @@ def match_models(
         if prefix is not None:
             source = _NamedArrays(arrays, naming, prefix)
             matches += [_match_model(name, source) for name in _find_family(naming.family)]
-    return sorted(matches, key=lambda match: (not match.is_complete, -match.likeness))
+    return sorted(matches, key=lambda match: (not match.is_complete, -match.similarity))
 
 
 def _find_family(family: str) -> list[str]:
@@ -125,13 +125,13 @@ def _find_prefix(arrays: Mapping[str, Array], naming: Naming, *, where: str) -> 
 # --- what the file says of the network's options ---
 
 
-def _lay_options(variant: Variant, source: _NamedArrays) -> Variant:
+def _infer_options(variant: Variant, source: _NamedArrays) -> Variant:
     """The variant with those options that the names and shapes of the file show."""
     variant = replace(variant, norm=Norm(type=_find_norm_type(variant, source)))
     if isinstance(variant, ResNetVariant):
-        return _lay_shortcuts(variant, source)
+        return _infer_shortcuts(variant, source)
     if isinstance(variant, EfficientNetVariant):
-        return _lay_widths(variant, source)
+        return _infer_widths(variant, source)
     return variant
 
 
@@ -145,7 +145,7 @@ def _find_norm_type(variant: Variant, source: _NamedArrays) -> str:
     return "none"
 
 
-def _lay_shortcuts(variant: ResNetVariant, source: _NamedArrays) -> ResNetVariant:
+def _infer_shortcuts(variant: ResNetVariant, source: _NamedArrays) -> ResNetVariant:
     """By where the file has projections: nowhere, where shapes change, or in other blocks too."""
     projects = {
         (layer.stage, layer.index)
@@ -158,7 +158,7 @@ def _lay_shortcuts(variant: ResNetVariant, source: _NamedArrays) -> ResNetVarian
     return replace(plain, project_first=also_first)
 
 
-def _lay_widths(variant: EfficientNetVariant, source: _NamedArrays) -> EfficientNetVariant:
+def _infer_widths(variant: EfficientNetVariant, source: _NamedArrays) -> EfficientNetVariant:
     """By the shapes that most blocks have."""
     ratios: Counter[int] = Counter()
     group_dims: Counter[int] = Counter()
@@ -179,7 +179,7 @@ def _lay_widths(variant: EfficientNetVariant, source: _NamedArrays) -> Efficient
 
 def _match_model(name: str, source: _NamedArrays) -> ModelMatch:
     """Look for every tensor of the model in the file, and for every one of the file in it."""
-    variant = _lay_options(MODELS[name], source)
+    variant = _infer_options(MODELS[name], source)
     *_, head = iterate_layers(variant, variant.classes)
     shape = source.find_shape(head, variant.norm.type)
     classes = shape[0] if shape else variant.classes
@@ -203,7 +203,7 @@ def _match_tensor(match: ModelMatch, source: _NamedArrays, *, layer: Layer, tens
             match.missing[ours] = shape
         return
     layout = source.naming.find_layout(layer, tensor)
-    found = arrange_shape(source.arrays[old].shape, layout)
+    found = permute_shape(source.arrays[old].shape, layout)
     if _is_same_shape(found, shape, is_stem=(layer.kind, layer.part) == ("conv", "stem")):
         match.used[old] = _Counterpart(ours, shape, layout)
     else:

@@ -47,7 +47,7 @@ def has_layers(variant: Variant) -> bool:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _BlockLocation:
     """Where a layer is: what all layers of a block have in common."""
 
     prefix: str = ""
@@ -58,7 +58,7 @@ class _Place:
 
 def _conv_and_norm(
     norm: Norm,
-    place: _Place,
+    place: _BlockLocation,
     *,
     names: tuple[str, str],
     shape: Shape,
@@ -100,10 +100,12 @@ def _iterate_resnet(variant: ResNetVariant, classes: int) -> Iterator[Layer]:
     kernel, stride = (7, 2) if variant.stem == "large" else (3, 1)
     stem = (width, 3, kernel, kernel)
     yield from _conv_and_norm(
-        norm, _Place(), names=("conv1", "bn1"), shape=stem, part="stem", stride=stride
+        norm, _BlockLocation(), names=("conv1", "bn1"), shape=stem, part="stem", stride=stride
     )
     for number, block in enumerate(variant.blocks):
-        place = _Place(f"layer{block.stage}.{block.index}.", block.stage, block.index, number)
+        place = _BlockLocation(
+            f"layer{block.stage}.{block.index}.", block.stage, block.index, number
+        )
         inp, inner, out = block.channels_in, block.width, block.channels_out
         convs: tuple[Shape, ...] = ((inner, inp, 3, 3), (out, inner, 3, 3))
         if variant.block == "bottleneck":
@@ -130,7 +132,7 @@ def _iterate_efficientnet(variant: EfficientNetVariant, classes: int) -> Iterato
 
     def iterate_end(part: str) -> Iterator[Layer]:
         names, shape = ends[part]
-        return _conv_and_norm(norm, _Place(), names=names, shape=shape, part=part)
+        return _conv_and_norm(norm, _BlockLocation(), names=names, shape=shape, part=part)
 
     yield from iterate_end("stem")
     for number, block in enumerate(blocks):
@@ -140,7 +142,7 @@ def _iterate_efficientnet(variant: EfficientNetVariant, classes: int) -> Iterato
 
 
 def _iterate_inverted(norm: Norm, block: InvertedBlock, *, number: int) -> Iterator[Layer]:
-    place = _Place(f"blocks.{block.stage}.{block.index}.", block.stage, block.index, number)
+    place = _BlockLocation(f"blocks.{block.stage}.{block.index}.", block.stage, block.index, number)
     wide = block.width
     shapes: dict[str, Shape] = {
         "expand": (wide, block.channels_in, 1, 1),
@@ -157,7 +159,7 @@ def _iterate_inverted(norm: Norm, block: InvertedBlock, *, number: int) -> Itera
             yield from _squeeze_excite(place, wide, narrow=block.squeeze_width)
 
 
-def _squeeze_excite(place: _Place, wide: int, *, narrow: int) -> Iterator[Layer]:
+def _squeeze_excite(place: _BlockLocation, wide: int, *, narrow: int) -> Iterator[Layer]:
     """The two convolutions of squeeze-and-excite, which have biases; Lite has neither."""
     sizes = {"reduce": ("conv_reduce", narrow, wide), "widen": ("conv_expand", wide, narrow)}
     for part, (name, out, inp) in sizes.items() if narrow else ():

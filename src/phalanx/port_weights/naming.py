@@ -70,7 +70,7 @@ LAYOUTS: dict[str, tuple[int, ...] | None] = {  # by which transposition they be
 }
 
 
-def arrange_shape(shape: Shape, layout: str) -> Shape:
+def permute_shape(shape: Shape, layout: str) -> Shape:
     """The shape a tensor has once it is laid out as ours."""
     order = LAYOUTS[layout]
     if order is None or len(order) != len(shape):

@@ -120,7 +120,7 @@ def _read_npz(path: Path) -> OldFile:
         raise CheckpointError(f"{path}: is truncated or damaged; make it again") from error
     arrays = {name: array for name, array in read.items() if array is not None}
     others = [name for name, array in read.items() if array is None]
-    return _sort_out(
+    return _separate_numbers(
         path, "TensorFlow 1 variables", namings=TENSORFLOW1_NAMINGS, arrays=arrays, others=others
     )
 
@@ -191,7 +191,7 @@ def _read_keras(path: Path) -> OldFile:
         raise CheckpointError(
             f"{path}: is truncated or damaged ({error}); copy it again"
         ) from error
-    return _sort_out(path, "Keras weights", namings=KERAS_NAMINGS, arrays=arrays)
+    return _separate_numbers(path, "Keras weights", namings=KERAS_NAMINGS, arrays=arrays)
 
 
 def _iterate_keras(layers: Any, path: Path) -> Iterator[tuple[str, Array]]:
@@ -237,7 +237,9 @@ def _read_onnx(path: Path) -> OldFile:
         raise CheckpointError(f"{path}: is not a whole ONNX file; copy it again") from error
     except _BROKEN as error:
         raise CheckpointError(f"{path}: holds a tensor that cannot be read: {error}") from error
-    return _sort_out(path, "initializers of an ONNX model", namings=POPART_NAMINGS, arrays=arrays)
+    return _separate_numbers(
+        path, "initializers of an ONNX model", namings=POPART_NAMINGS, arrays=arrays
+    )
 
 
 def _to_array(onnx: ModuleType, tensor: Any) -> Array:
@@ -261,7 +263,7 @@ def _import_extra(name: str, path: Path) -> ModuleType:
         ) from None
 
 
-def _sort_out(
+def _separate_numbers(
     path: Path,
     kind: str,
     *,

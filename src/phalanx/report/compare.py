@@ -53,7 +53,7 @@ class _Comparison:
     score_b: ScoreRow | None
     paired: dict[str, Any] | None  # None if no image was scored by both
 
-    def as_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; numbers that are not finite become text."""
         values = _to_json_value(asdict(self))
         return {**values, "parting": values["divergence"]}  # its name in earlier versions

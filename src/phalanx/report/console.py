@@ -22,7 +22,13 @@ from rich.text import Text
 
 from phalanx.disk import disk_errors
 from phalanx.report.records import LogRow, ScoreRow
-from phalanx.report.terminal import clean, clean_redirected, fail_later, raw_stream, silence
+from phalanx.report.terminal import (
+    clean,
+    clean_redirected_streams,
+    defer_output_error,
+    discard_output,
+    raw_stream,
+)
 from phalanx.units import format_count, format_plural, format_seconds
 
 _REFRESH_S = 0.1
@@ -65,7 +71,7 @@ class Console:
                 get_renderable=self._draw,
             )
             self._live.start()
-            clean_redirected()
+            clean_redirected_streams()
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -73,7 +79,7 @@ class Console:
             try:
                 self._live.stop()
             except OSError as cause:
-                self._fail(cause)
+                self._stop_printing(cause)
             self._live = None
 
     def print(self, text: str, *, style: str = "") -> None:
@@ -141,14 +147,14 @@ class Console:
             self.stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
             self.stream.flush()
         except OSError as cause:
-            self._fail(cause)
+            self._stop_printing(cause)
 
-    def _fail(self, cause: OSError) -> None:
+    def _stop_printing(self, cause: OSError) -> None:
         """Stop printing; a closed terminal counts as a reader who left."""
         if self.is_live:
-            silence(self.stream)
+            discard_output(self.stream)
         else:
-            fail_later(self._given, cause, log=self.log_file)
+            defer_output_error(self._given, cause, log=self.log_file)
 
     def _append_to_log(self, text: str) -> None:
         if self.log_file:
@@ -174,7 +180,7 @@ class Console:
             try:
                 self._live.refresh()
             except OSError as cause:
-                self._fail(cause)
+                self._stop_printing(cause)
 
     def _draw(self) -> Table:
         epoch = self._step / max(self.total_steps, 1) * self.epochs

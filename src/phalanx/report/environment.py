@@ -13,7 +13,7 @@ from phalanx.plan.machine import count_cores
 _PACKAGES = ("torch", "numpy", "safetensors", "opencv-python-headless", "simplejpeg", "Pillow")
 
 
-def describe_environment() -> dict[str, str | int]:
+def collect_environment() -> dict[str, str | int]:
     """Facts that may explain different results on two machines."""
     versions = {f"{name} version": _installed_version(name) or "none" for name in _PACKAGES}
     return {

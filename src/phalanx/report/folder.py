@@ -36,7 +36,7 @@ from phalanx.errors import CheckpointError, ConfigError
 _FORMAT = 1  # raise it when run.json changes, and teach `RunFolder.facts` to read the older one
 
 
-def to_json(value: Any) -> str:
+def format_json(value: Any) -> str:
     """Readable JSON: indented, in the order given, ending in a newline."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -183,7 +183,7 @@ class RunFolder:
 
     def update_facts(self, **changes: Any) -> None:
         """Change some facts in run.json, atomically."""
-        write_atomically(self.run, to_json({**self.facts, **changes}))
+        write_atomically(self.run, format_json({**self.facts, **changes}))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -238,7 +238,7 @@ def create_run(path: Path, *, config_text: str, facts: dict[str, Any]) -> RunFol
     try:
         write_atomically(run.config, config_text)
         # run.json is written last: a folder that has it is complete
-        write_atomically(run.run, to_json({"format": _FORMAT, "created": _utc_now(), **facts}))
+        write_atomically(run.run, format_json({"format": _FORMAT, "created": _utc_now(), **facts}))
     except KeyboardInterrupt:
         run.discard()  # the same command can be started again
         raise

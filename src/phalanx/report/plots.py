@@ -12,33 +12,34 @@ from numpy.typing import ArrayLike, NDArray
 from phalanx.report.records import LogRow, ScoreRow
 
 # Placeholder colours; each is replaced by a CSS variable, for light and dark pages.
-INK, _RULE, TRAIN, PALE, VALID = "#010203", "#020304", "#030405", "#040506", "#050607"
+TEXT_COLOR, _GRID_COLOR = "#010203", "#020304"
+TRAIN_COLOR, PALE_COLOR, VALID_COLOR = "#030405", "#040506", "#050607"
 _VARIABLES = {
-    INK: "var(--muted)",
-    _RULE: "var(--rule)",
-    TRAIN: "var(--train)",
-    PALE: "var(--train-pale)",
-    VALID: "var(--valid)",
+    TEXT_COLOR: "var(--muted)",
+    _GRID_COLOR: "var(--rule)",
+    TRAIN_COLOR: "var(--train)",
+    PALE_COLOR: "var(--train-pale)",
+    VALID_COLOR: "var(--valid)",
 }
 _SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "phalanx",
     "font.size": 9,
-    "text.color": INK,
-    "axes.edgecolor": _RULE,
-    "axes.labelcolor": INK,
+    "text.color": TEXT_COLOR,
+    "axes.edgecolor": _GRID_COLOR,
+    "axes.labelcolor": TEXT_COLOR,
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.spines.left": False,
-    "grid.color": _RULE,
+    "grid.color": _GRID_COLOR,
     "grid.linewidth": 0.6,
-    "xtick.color": _RULE,
-    "xtick.labelcolor": INK,
-    "ytick.color": _RULE,
-    "ytick.labelcolor": INK,
+    "xtick.color": _GRID_COLOR,
+    "xtick.labelcolor": TEXT_COLOR,
+    "ytick.color": _GRID_COLOR,
+    "ytick.labelcolor": TEXT_COLOR,
     "ytick.left": False,
     "legend.frameon": False,
     "lines.solid_capstyle": "round",
@@ -47,13 +48,13 @@ MOST_POINTS = 1_600  # as many as a screen can show
 _Columns = dict[str, list[float]]
 _Size = tuple[float, float]
 # inches: two wide or three small ones fill a row of the page, with text of the same size
-WIDE: _Size = (5.6, 2.7)
-SMALL: _Size = (3.7, 2.1)
+WIDE_SIZE: _Size = (5.6, 2.7)
+SMALL_SIZE: _Size = (3.7, 2.1)
 _DOTS = {"marker": "o", "markersize": 3.5}
 
 
 def draw_svg(
-    paint: Callable[[Any], None], *, label: str, size: _Size = WIDE, margin: float = 0.05
+    paint: Callable[[Any], None], *, label: str, size: _Size = WIDE_SIZE, margin: float = 0.05
 ) -> str:
     """One drawing as an <svg> element; `paint` is called with its axes."""
     import matplotlib
@@ -84,7 +85,7 @@ def _make_inline(svg: str, label: str) -> str:
     return svg
 
 
-def _draw_by_epoch(paint: Callable[[Any], None], *, label: str, size: _Size = WIDE) -> str:
+def _draw_by_epoch(paint: Callable[[Any], None], *, label: str, size: _Size = WIDE_SIZE) -> str:
     """A drawing whose horizontal axis is the epoch."""
 
     def paint_axes(axes: Any) -> None:
@@ -95,7 +96,7 @@ def _draw_by_epoch(paint: Callable[[Any], None], *, label: str, size: _Size = WI
     return draw_svg(paint_axes, label=f"{label} by epoch", size=size, margin=0.01)
 
 
-def thin(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
+def downsample_curve(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
     """The curve with fewer points: of each interval the lowest and the highest."""
     xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     ys = np.where(np.isfinite(ys), ys, np.nan)
@@ -112,12 +113,17 @@ def plot_loss(steps: _Columns, logs: Sequence[LogRow], *, scores: Sequence[Score
     """Loss of every step, its mean at each log point, and the validation loss."""
 
     def paint(axes: Any) -> None:
-        axes.plot(*thin(steps["epoch"], steps["loss"]), color=PALE, lw=0.8, label="each step")
+        axes.plot(
+            *downsample_curve(steps["epoch"], steps["loss"]),
+            color=PALE_COLOR,
+            lw=0.8,
+            label="each step",
+        )
         if logs:
-            axes.plot(*_make_curve(logs, "loss"), color=TRAIN, lw=1.6, label="training")
+            axes.plot(*_make_curve(logs, "loss"), color=TRAIN_COLOR, lw=1.6, label="training")
         if scores:
             curve = _make_curve(scores, "loss")
-            axes.plot(*curve, color=VALID, lw=1.6, label="validation", **_DOTS)
+            axes.plot(*curve, color=VALID_COLOR, lw=1.6, label="validation", **_DOTS)
         axes.set_ylim(*_loss_limits(steps, scores))
         axes.legend()
 
@@ -138,54 +144,56 @@ def plot_top1(logs: Sequence[LogRow], scores: Sequence[ScoreRow]) -> str:
 
     def paint(axes: Any) -> None:
         if any(row.top1 is not None for row in logs):
-            axes.plot(*_make_curve(logs, "top1", scale=100), color=TRAIN, lw=1.6, label="training")
+            axes.plot(
+                *_make_curve(logs, "top1", scale=100), color=TRAIN_COLOR, lw=1.6, label="training"
+            )
         if scores:
             low, high = (np.array([row.interval95[k] for row in scores]) * 100 for k in (0, 1))
             axes.fill_between(
-                [row.epoch for row in scores], low, high, color=VALID, alpha=0.2, lw=0
+                [row.epoch for row in scores], low, high, color=VALID_COLOR, alpha=0.2, lw=0
             )
             curve = _make_curve(scores, "top1", scale=100)
-            axes.plot(*curve, color=VALID, lw=1.6, label="validation, 95% interval", **_DOTS)
+            axes.plot(*curve, color=VALID_COLOR, lw=1.6, label="validation, 95% interval", **_DOTS)
         axes.yaxis.set_major_formatter("{x:g}%")
         axes.legend(loc="lower right")
 
     return _draw_by_epoch(paint, label="top-1")
 
 
-def plot_rate(steps: _Columns) -> str:
+def plot_learning_rate(steps: _Columns) -> str:
     """Learning rate of every step."""
 
     def paint(axes: Any) -> None:
-        axes.plot(*thin(steps["epoch"], steps["lr"]), color=TRAIN, lw=1.6)
+        axes.plot(*downsample_curve(steps["epoch"], steps["lr"]), color=TRAIN_COLOR, lw=1.6)
         axes.set_ylim(bottom=0)
 
-    return _draw_by_epoch(paint, label="learning rate", size=SMALL)
+    return _draw_by_epoch(paint, label="learning rate", size=SMALL_SIZE)
 
 
-def plot_speed(logs: Sequence[LogRow]) -> str:
+def plot_throughput(logs: Sequence[LogRow]) -> str:
     """Images per second at each log point."""
 
     def paint(axes: Any) -> None:
         x, y = _make_curve(logs, "images_per_second")
-        axes.plot(x, y, color=TRAIN, lw=1.6)
+        axes.plot(x, y, color=TRAIN_COLOR, lw=1.6)
         axes.set_ylim(0, max(y[np.isfinite(y)], default=1.0) * 1.15)
         axes.yaxis.set_major_formatter("{x:,.0f}")
 
-    return _draw_by_epoch(paint, label="images per second", size=SMALL)
+    return _draw_by_epoch(paint, label="images per second", size=SMALL_SIZE)
 
 
-def plot_waiting(logs: Sequence[LogRow]) -> str:
+def plot_data_wait(logs: Sequence[LogRow]) -> str:
     """Share of the time spent waiting for data at each log point."""
 
     def paint(axes: Any) -> None:
         x, y = _make_curve(logs, "data_wait", scale=100)
-        axes.fill_between(x, 0, y, color=TRAIN, alpha=0.2, lw=0)
-        axes.plot(x, y, color=TRAIN, lw=1.6)
+        axes.fill_between(x, 0, y, color=TRAIN_COLOR, alpha=0.2, lw=0)
+        axes.plot(x, y, color=TRAIN_COLOR, lw=1.6)
         highest = max(y[np.isfinite(y)], default=0.0)
         axes.set_ylim(0, max(10.0, min(100.0, highest * 1.1)))
         axes.yaxis.set_major_formatter("{x:g}%")
 
-    return _draw_by_epoch(paint, label="share of time waiting for data", size=SMALL)
+    return _draw_by_epoch(paint, label="share of time waiting for data", size=SMALL_SIZE)
 
 
 def _make_curve(
@@ -194,4 +202,4 @@ def _make_curve(
     """One column of the rows by epoch; missing values leave a gap."""
     values = [getattr(row, name) for row in rows]
     numbers = [np.nan if value is None else value * scale for value in values]
-    return thin([row.epoch for row in rows], numbers)
+    return downsample_curve([row.epoch for row in rows], numbers)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from phalanx.disk import write_atomically
 from phalanx.errors import CheckpointError
 
-_NAME, _WORST = "predictions.csv", "worst.npz"
+_PREDICTIONS_FILE, _WORST_FILE = "predictions.csv", "worst.npz"
 _TOP = 5
 _BROKEN_ARCHIVE = (  # what numpy and zipfile raise for a damaged archive
     *(OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, SyntaxError),
@@ -58,7 +58,7 @@ def write_predictions(folder: Path, rows: Iterable[Prediction], *, classes: Sequ
     table = csv.writer(lines)
     table.writerow(_HEADER)
     table.writerows(_prediction_cells(row, classes) for row in rows)
-    write_atomically(folder / _NAME, "".join(lines))
+    write_atomically(folder / _PREDICTIONS_FILE, "".join(lines))
 
 
 class _CsvLines(list[str]):
@@ -82,7 +82,7 @@ def _prediction_cells(row: Prediction, classes: Sequence[str]) -> list[object]:
 
 def read_predictions(folder: Path) -> list[Prediction]:
     """The predictions of the newest evaluation; empty if there was none."""
-    path = folder / _NAME
+    path = folder / _PREDICTIONS_FILE
     try:
         with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
             return [_parse_prediction(row) for row in csv.DictReader(file)]
@@ -106,7 +106,7 @@ def _parse_prediction(row: dict[str, str]) -> Prediction:
     )
 
 
-def write_worst(
+def write_worst_mistakes(
     folder: Path, indices: Sequence[int], *, pixels: NDArray[np.uint8], step: int
 ) -> None:
     """Write worst.npz: these images of the scored split, pixels [n, height, width, 3]."""
@@ -117,12 +117,12 @@ def write_worst(
     file = io.BytesIO()
     numbers = np.asarray(indices, dtype=np.int64)
     np.savez_compressed(file, indices=numbers, pixels=pixels, step=np.int64(step))
-    write_atomically(folder / _WORST, file.getvalue())
+    write_atomically(folder / _WORST_FILE, file.getvalue())
 
 
-def read_worst(folder: Path) -> WorstMistakes | None:
+def read_worst_mistakes(folder: Path) -> WorstMistakes | None:
     """The thumbnails of the newest evaluation; None if there are none."""
-    path = folder / _WORST
+    path = folder / _WORST_FILE
     try:
         # opened here: numpy leaves a damaged one open
         with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:

@@ -21,8 +21,8 @@ from typing import Any
 from phalanx.disk import disk_errors, sync_folder, write_atomically
 from phalanx.errors import CheckpointError
 
-_METRICS, TRAINING, VALIDATION = "metrics.jsonl", "training.csv", "validation.csv"
-AVERAGED = "averaged.csv"  # like validation.csv, for averaged weights, if there are any
+_METRICS_FILE, TRAINING_FILE, VALIDATION_FILE = "metrics.jsonl", "training.csv", "validation.csv"
+AVERAGED_FILE = "averaged.csv"  # like validation.csv, for averaged weights, if there are any
 _SPANS = 3  # ranges of missing steps that a message names
 
 
@@ -62,7 +62,7 @@ class ScoreRow:
 STEP_FIELDS = tuple(f.name for f in fields(StepRow))
 _LOG_FIELDS = tuple(f.name for f in fields(LogRow))
 SCORE_FIELDS = ("step", "epoch", "scored", "top1", "top1_low", "top1_high", "top5", "loss")
-_HEADERS = {TRAINING: _LOG_FIELDS, VALIDATION: SCORE_FIELDS, AVERAGED: SCORE_FIELDS}
+_HEADERS = {TRAINING_FILE: _LOG_FIELDS, VALIDATION_FILE: SCORE_FIELDS, AVERAGED_FILE: SCORE_FIELDS}
 
 
 class Records:
@@ -71,38 +71,38 @@ class Records:
     def __init__(self, folder: Path):
         self.folder = folder
         self._waiting: dict[str, str] = {}
-        self._checksums: dict[str, tuple[int, int]] = {}  # from the last call of `checksums`
+        self._checksums: dict[str, tuple[int, int]] = {}  # as last computed
 
-    def steps(self, rows: Iterable[StepRow]) -> None:
+    def add_steps(self, rows: Iterable[StepRow]) -> None:
         """Add one line of metrics per step."""
-        self._add(_METRICS, "".join(_step_line(row) for row in rows))
+        self._add(_METRICS_FILE, "".join(_step_line(row) for row in rows))
 
-    def log(self, row: LogRow) -> None:
+    def add_log(self, row: LogRow) -> None:
         """Add a row of training.csv, and flush."""
-        self._add(TRAINING, _csv_line(vars(row).values()))
+        self._add(TRAINING_FILE, _csv_line(vars(row).values()))
         self.flush()
 
-    def score(self, row: ScoreRow) -> None:
+    def add_score(self, row: ScoreRow) -> None:
         """Add an evaluation to metrics.jsonl and validation.csv, and flush."""
-        self._add(_METRICS, json.dumps(score_entry(row), allow_nan=False) + "\n")
-        self._add(VALIDATION, _score_line(row))
+        self._add(_METRICS_FILE, json.dumps(score_entry(row), allow_nan=False) + "\n")
+        self._add(VALIDATION_FILE, _score_line(row))
         self.flush()
 
-    def averaged_score(self, row: ScoreRow) -> None:
+    def add_averaged_score(self, row: ScoreRow) -> None:
         """Add an evaluation of the averaged weights to averaged.csv, and flush."""
-        self._add(AVERAGED, _score_line(row))
+        self._add(AVERAGED_FILE, _score_line(row))
         self.flush()
 
     def flush(self, *, sync: bool = False) -> None:
         """Append buffered lines to the files; with `sync`, fsync all of them."""
         names = list(self._waiting)
         if sync:  # also what was appended before: a checkpoint depends on all of it
-            has_averages = AVERAGED in self._waiting or (self.folder / AVERAGED).exists()
-            names = [_METRICS, TRAINING, VALIDATION, *[AVERAGED] * has_averages]
+            has_averages = AVERAGED_FILE in self._waiting or (self.folder / AVERAGED_FILE).exists()
+            names = [_METRICS_FILE, TRAINING_FILE, VALIDATION_FILE, *[AVERAGED_FILE] * has_averages]
         for name in names:
             _append(self.folder / name, self._waiting.pop(name, ""), sync=sync)
 
-    def checksums(self, *, last_step: int | None = None) -> dict[str, tuple[int, int]]:
+    def compute_checksums(self, *, last_step: int | None = None) -> dict[str, tuple[int, int]]:
         """The size and CRC-32 of each existing file, to be stored in a checkpoint.
 
         Reads only what was added since the last call, because training waits for it. last_step: the
@@ -115,7 +115,7 @@ class Records:
                 if (self.folder / name).exists()
             }
             return {name: (len(content), zlib.crc32(content)) for name, content in kept.items()}
-        for name in (_METRICS, *_HEADERS):
+        for name in (_METRICS_FILE, *_HEADERS):
             path, (size, checksum) = self.folder / name, self._checksums.get(name, (0, 0))
             if path.exists():
                 with disk_errors(path), path.open("rb") as file:
@@ -124,7 +124,7 @@ class Records:
                 self._checksums[name] = size + len(added), zlib.crc32(added, checksum)
         return dict(self._checksums)
 
-    def cut_back(self, step: int, *, scored: bool) -> None:
+    def truncate(self, step: int, *, scored: bool) -> None:
         """Remove all after `step`, incomplete lines, and unless `scored` the score at `step`."""
         self.flush()
         self._checksums.clear()
@@ -175,7 +175,7 @@ def damage_errors(path: Path) -> Iterator[None]:
         ) from cause
 
 
-def json_number(value: float | None) -> float | str | None:
+def to_json_number(value: float | None) -> float | str | None:
     """The number, or its text if JSON cannot represent it; None stays None."""
     if value is None:
         return None
@@ -185,7 +185,7 @@ def json_number(value: float | None) -> float | str | None:
 
 def _step_line(row: StepRow) -> str:
     """One step as a line of metrics.jsonl."""
-    numbers = {name: json_number(value) for name, value in vars(row).items()}
+    numbers = {name: to_json_number(value) for name, value in vars(row).items()}
     return json.dumps({**numbers, "step": int(row.step)}, allow_nan=False) + "\n"
 
 
@@ -193,12 +193,12 @@ def score_entry(row: ScoreRow) -> dict[str, Any]:
     """One evaluation as plain values, for `parse_score`."""
     valid = {
         "scored": int(row.scored),
-        "top1": json_number(row.top1),
-        "top5": json_number(row.top5),
-        "loss": json_number(row.loss),
-        "interval95": [json_number(bound) for bound in row.interval95],
+        "top1": to_json_number(row.top1),
+        "top5": to_json_number(row.top5),
+        "loss": to_json_number(row.loss),
+        "interval95": [to_json_number(bound) for bound in row.interval95],
     }
-    return {"step": int(row.step), "epoch": json_number(row.epoch), "valid": valid}
+    return {"step": int(row.step), "epoch": to_json_number(row.epoch), "valid": valid}
 
 
 def _csv_line(cells: Iterable[object]) -> str:
@@ -214,8 +214,12 @@ def _keep_until(step: int, *, scored: bool) -> dict[str, Callable[[bytes], bool]
         entry = _parse_metrics(line)
         return bool(entry and entry["step"] <= (last_score if "valid" in entry else step))
 
-    keep: dict[str, Callable[[bytes], bool]] = {_METRICS: keep_metrics}
-    for name, last in {TRAINING: step, VALIDATION: last_score, AVERAGED: last_score}.items():
+    keep: dict[str, Callable[[bytes], bool]] = {_METRICS_FILE: keep_metrics}
+    for name, last in {
+        TRAINING_FILE: step,
+        VALIDATION_FILE: last_score,
+        AVERAGED_FILE: last_score,
+    }.items():
         keep[name] = partial(_keep_csv, header=_HEADERS[name], last_step=last)
     return keep
 
@@ -246,7 +250,7 @@ def _parse_metrics(line: bytes) -> dict[str, Any] | None:
 def read_metrics(folder: Path, *, scores: bool) -> Iterator[dict[str, Any]]:
     """The complete entries of metrics.jsonl, in order: only evaluations, or only steps."""
     try:
-        with (folder / _METRICS).open("rb") as file:
+        with (folder / _METRICS_FILE).open("rb") as file:
             # filtered before parsing: a long run has many steps and few evaluations
             wanted = (line for line in file if (b'"valid"' in line) == scores)
             yield from (entry for line in wanted if (entry := _parse_metrics(line)) is not None)
@@ -266,10 +270,14 @@ def describe_missing_rows(
     scores = {entry["step"] for entry in read_metrics(folder, scores=True)}
     first = min(steps, default=last) if first is None else first
     missing = {
-        f"{_METRICS} lacks": _format_steps(set(range(first, last + 1)) - steps),
-        f"{_METRICS} lacks the evaluation after": _format_steps(set(scored) - scores),
-        f"{TRAINING} lacks": _format_steps(set(logged) - _read_csv_steps(folder / TRAINING)),
-        f"{VALIDATION} lacks": _format_steps(set(scored) - _read_csv_steps(folder / VALIDATION)),
+        f"{_METRICS_FILE} lacks": _format_steps(set(range(first, last + 1)) - steps),
+        f"{_METRICS_FILE} lacks the evaluation after": _format_steps(set(scored) - scores),
+        f"{TRAINING_FILE} lacks": _format_steps(
+            set(logged) - _read_csv_steps(folder / TRAINING_FILE)
+        ),
+        f"{VALIDATION_FILE} lacks": _format_steps(
+            set(scored) - _read_csv_steps(folder / VALIDATION_FILE)
+        ),
     }
     return ", ".join(f"{what} {which}" for what, which in missing.items() if which)
 
@@ -304,7 +312,7 @@ def read_steps(folder: Path) -> dict[str, list[float]]:
 
     NaN stands for values that were not measured; a measured top-1 is never NaN.
     """
-    with damage_errors(folder / _METRICS):
+    with damage_errors(folder / _METRICS_FILE):
         entries = list(read_metrics(folder, scores=False))
         columns = {name: [entry[name] for entry in entries] for name in STEP_FIELDS}
         numbers = {
@@ -316,13 +324,13 @@ def read_steps(folder: Path) -> dict[str, list[float]]:
 
 def read_scores(folder: Path) -> list[ScoreRow]:
     """The evaluations in metrics.jsonl, in order."""
-    with damage_errors(folder / _METRICS):
+    with damage_errors(folder / _METRICS_FILE):
         return [parse_score(entry) for entry in read_metrics(folder, scores=True)]
 
 
 def read_averaged_top1(folder: Path) -> dict[int, float]:
     """Top-1 of the averaged weights by step; empty if there are none."""
-    path = folder / AVERAGED
+    path = folder / AVERAGED_FILE
     if not path.exists():
         return {}
     with damage_errors(path), path.open(encoding="utf-8", newline="") as file:
@@ -346,7 +354,7 @@ def parse_score(entry: dict[str, Any]) -> ScoreRow:
 
 def read_logs(folder: Path) -> list[LogRow]:
     """The rows of training.csv, in order; an incomplete last row is left out."""
-    path = folder / TRAINING
+    path = folder / TRAINING_FILE
     if not path.exists():
         return []
     with damage_errors(path):

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from phalanx.disk import write_atomically
 from phalanx.errors import CheckpointError
-from phalanx.report.folder import read_json_object, to_json
+from phalanx.report.folder import format_json, read_json_object
 from phalanx.report.records import ScoreRow, damage_errors, parse_score, score_entry
 
 _SUMMARY_FILE, AVERAGE_FILE = "summary.json", "average.json"
@@ -90,7 +90,7 @@ class Summary(_NoOtherKeys):
 
 def write_summary(folder: Path, summary: Summary) -> None:
     """Write summary.json atomically."""
-    write_atomically(folder / _SUMMARY_FILE, to_json(asdict(summary)))
+    write_atomically(folder / _SUMMARY_FILE, format_json(asdict(summary)))
 
 
 _OLD_NAMES = {  # written by earlier versions
@@ -141,7 +141,7 @@ class AverageScore:
 def write_average_score(folder: Path, score: AverageScore) -> None:
     """Write average.json atomically."""
     rows = {"newest": score_entry(score.newest), "average": score_entry(score.average)}
-    write_atomically(folder / AVERAGE_FILE, to_json({"averaged": score.account, **rows}))
+    write_atomically(folder / AVERAGE_FILE, format_json({"averaged": score.account, **rows}))
 
 
 def read_average_score(folder: Path) -> AverageScore | None:

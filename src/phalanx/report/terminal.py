@@ -16,18 +16,18 @@ from phalanx.errors import DiskError
 from phalanx.escapes import clean, clean_name
 
 __all__ = [
-    "ReaderLeft",
+    "OutputClosed",
     "clean",
     "clean_name",
-    "clean_redirected",
-    "cleaned_output",
+    "clean_output",
+    "clean_redirected_streams",
+    "discard_output",
     "drawing_stream",
     "raw_stream",
-    "silence",
 ]
 
 
-class ReaderLeft(Exception):
+class OutputClosed(Exception):
     """The reader of standard output has closed it."""
 
 
@@ -60,24 +60,24 @@ class _OutputStream:
             self._fail(cause)
 
     def _fail(self, cause: OSError) -> None:
-        silence(self.stream)
+        discard_output(self.stream)
         if not self.required:
             return
         if isinstance(cause, BrokenPipeError):
-            raise ReaderLeft from cause
+            raise OutputClosed from cause
         raise DiskError(
             f"standard output: cannot be written ({cause.strerror or cause}); what was printed is "
             "incomplete: fix that and run it again"
         ) from cause
 
 
-def fail_later(stream: TextIO, cause: OSError, *, log: Path | None) -> None:
+def defer_output_error(stream: TextIO, cause: OSError, *, log: Path | None) -> None:
     """Discard all further output, and make the command fail at its end.
 
     For work that continues without its output and has a log of it. A reader who left is not an
     error.
     """
-    silence(raw_stream(stream))
+    discard_output(raw_stream(stream))
     if isinstance(stream, _OutputStream) and not isinstance(cause, BrokenPipeError):
         where = f", and {log} has what is missing here" if log else ""
         stream.late_failure = DiskError(
@@ -86,7 +86,7 @@ def fail_later(stream: TextIO, cause: OSError, *, log: Path | None) -> None:
         )
 
 
-def silence(stream: TextIO) -> None:
+def discard_output(stream: TextIO) -> None:
     """Discard all further output: Python's last flush, at its exit, must not fail again."""
     with suppress(OSError, ValueError), open(os.devnull, "w") as nothing:
         os.dup2(nothing.fileno(), stream.fileno())
@@ -104,14 +104,14 @@ def raw_stream(stream: TextIO) -> TextIO:
     return stream.stream if isinstance(stream, _OutputStream) else stream
 
 
-def clean_redirected() -> None:
+def clean_redirected_streams() -> None:
     """Clean what a live display has redirected to itself; it restores the earlier streams."""
     sys.stdout = cast(TextIO, _OutputStream(sys.stdout, required=False))
     sys.stderr = cast(TextIO, _OutputStream(sys.stderr, required=False))
 
 
 @contextmanager
-def cleaned_output() -> Iterator[None]:
+def clean_output() -> Iterator[None]:
     """Context in which all output is cleaned, and printable in the terminal's encoding."""
     _reopen_closed()
     before = sys.stdout, sys.stderr
@@ -129,7 +129,7 @@ def cleaned_output() -> Iterator[None]:
             if output.late_failure:
                 raise output.late_failure
         finally:
-            with suppress(ReaderLeft, DiskError):  # reported already, or less important
+            with suppress(OutputClosed, DiskError):  # reported already, or less important
                 sys.stdout.flush()
             sys.stderr.flush()
             sys.stdout, sys.stderr = before

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.verify.verify import (
-    MISSING,
-    NOTES,
+    MISSING_CLASS,
+    NOTE_KINDS,
     ImageLocation,
     VerifyResult,
     describe_problems,
@@ -43,8 +43,8 @@ def render_page(verdict: VerifyResult, read_pixels: _ReadPixels) -> str:
         state=describe_problems(verdict.wrong),
         all_well=not verdict.wrong,
         verdict=verdict,
-        notes=NOTES,
-        missing=MISSING,
+        notes=NOTE_KINDS,
+        missing=MISSING_CLASS,
         embed=embed,
         **_SHOWN,
     )

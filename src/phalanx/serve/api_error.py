@@ -13,7 +13,7 @@ class ApiError(Exception):
         self.status, self.message, self.headers = status, message, dict(headers or {})
 
 
-class ClientLeft(Exception):
+class ClientDisconnected(Exception):
     """The client closed its connection before its request was whole; nobody wants an answer."""
 
 

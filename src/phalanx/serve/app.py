@@ -14,46 +14,46 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from phalanx.serve.api_error import ApiError, ClientLeft
+from phalanx.serve.api_error import ApiError, ClientDisconnected
 from phalanx.serve.docs_page import build_docs_page
-from phalanx.serve.inference_protocol import InferenceProtocol
 from phalanx.serve.metrics import CONTENT_TYPE
+from phalanx.serve.open_inference_api import OpenInferenceApi
 from phalanx.serve.openapi import build_openapi
-from phalanx.serve.page import build_model_route
-from phalanx.serve.page import routes as page_routes
 from phalanx.serve.predict_api import PredictApi
-from phalanx.serve.service import RECORD_KEY, REFUSED_KEY, RequestRecord, Service, to_json
+from phalanx.serve.service import RECORD_KEY, REFUSED_KEY, RequestRecord, Service, to_json_response
 from phalanx.serve.tensorflow_api import TensorflowApi
+from phalanx.serve.web_page import build_model_route
+from phalanx.serve.web_page import routes as page_routes
 
 _LOGGER = logging.getLogger("phalanx.serve")
-_OPEN = ("/health", "/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs")
+_OPEN_PATHS = ("/health", "/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs")
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
-_CLIENT_LEFT = 499  # nobody gets it: what logs call a request whose client has gone
+_CLIENT_CLOSED_REQUEST = 499  # nobody gets it: what logs call a request whose client has gone
 _PATH_SHOWN = 200
 _NO_ROUTE = "other"  # what counters call all paths that nothing is at
 _DOCS_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
-Log = Callable[[bytes], None]  # takes a line
+WriteLogLine = Callable[[bytes], None]  # takes a line
 
 
 def build_app(
-    service: Service, *, url: str, api_key: str = "", log: Log | None = None
-) -> "RequestGate":
+    service: Service, *, url: str, api_key: str = "", log: WriteLogLine | None = None
+) -> "RequestMiddleware":
     """All routes of a service; url: its address; api_key: what a client must show, if anything."""
     routes = [
         *PredictApi(service).routes,
         *TensorflowApi(service).routes,
-        *InferenceProtocol(service).routes,
+        *OpenInferenceApi(service).routes,
         *_build_own_routes(service, url=url, needs_key=bool(api_key)),
         build_model_route(service),
         *page_routes,
     ]
     handlers: Any = {ApiError: _describe_api_error, HTTPException: _describe_http_error}
     inner = ExceptionMiddleware(Router(routes, redirect_slashes=False), handlers)
-    open_paths = {*_OPEN, *(route.path for route in page_routes)}
+    open_paths = {*_OPEN_PATHS, *(route.path for route in page_routes)}
     names = {
         route.endpoint: route.path_format for route in reversed(routes)
     }  # the shortest of each
-    return RequestGate(inner, service, names, open_paths, api_key=api_key, log=log)
+    return RequestMiddleware(inner, service, names, open_paths, api_key=api_key, log=log)
 
 
 def _build_own_routes(service: Service, *, url: str, needs_key: bool) -> list[Route]:
@@ -63,13 +63,13 @@ def _build_own_routes(service: Service, *, url: str, needs_key: bool) -> list[Ro
 
     async def health(request: Request) -> Response:
         status = "ready" if service.ready else "stopping"
-        return to_json({"status": status}, 200 if service.ready else 503)
+        return to_json_response({"status": status}, 200 if service.ready else 503)
 
     async def metrics(request: Request) -> Response:
-        return Response(service.metrics.write(), headers={"Content-Type": CONTENT_TYPE})
+        return Response(service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     async def openapi(request: Request) -> Response:
-        return to_json(document)
+        return to_json_response(document)
 
     async def docs(request: Request) -> Response:
         return HTMLResponse(page, headers={"Content-Security-Policy": _DOCS_POLICY})
@@ -83,7 +83,7 @@ def _build_own_routes(service: Service, *, url: str, needs_key: bool) -> list[Ro
 
 
 async def _describe_api_error(request: Request, error: ApiError) -> Response:
-    answer = to_json({"error": error.message}, error.status)
+    answer = to_json_response({"error": error.message}, error.status)
     answer.headers.update(error.headers)
     request.scope[RECORD_KEY].error = error.message
     return answer
@@ -96,12 +96,14 @@ async def _describe_http_error(request: Request, error: HTTPException) -> Respon
         404: f"nothing is at {path}; /docs lists what there is",
         405: f"{path} does not take {request.method[:20]}",
     }
-    answer = to_json({"error": texts.get(error.status_code, error.detail)}, error.status_code)
+    answer = to_json_response(
+        {"error": texts.get(error.status_code, error.detail)}, error.status_code
+    )
     answer.headers.update(error.headers or {})
     return answer
 
 
-class RequestGate:
+class RequestMiddleware:
     """Around all routes: asks for the key, and logs and counts every request.
 
     What fails unforeseen is a mistake of the server: the client gets 500, the log the reason.
@@ -115,7 +117,7 @@ class RequestGate:
         open_paths: set[str],
         *,
         api_key: str,
-        log: Log | None,
+        log: WriteLogLine | None,
     ) -> None:
         self._app, self._service, self._log = app, service, log
         self._names = names  # of routes, by the functions that answer there
@@ -142,27 +144,27 @@ class RequestGate:
                 await _refuse_key(scope, receive, count_and_send)
             else:
                 await self._app(scope, receive, count_and_send)
-        except ClientLeft:
-            status = _CLIENT_LEFT
+        except ClientDisconnected:
+            status = _CLIENT_CLOSED_REQUEST
         except Exception as error:
             _LOGGER.error(
                 "%s %s failed", scope["method"], scope["path"][:_PATH_SHOWN], exc_info=error
             )
             record.error = f"{type(error).__name__}: {error}"
             if not status:
-                answer = to_json({"error": "the server failed; its log says why"}, 500)
+                answer = to_json_response({"error": "the server failed; its log says why"}, 500)
                 await answer(scope, receive, count_and_send)
         finally:
-            self._service.bodies.count(-record.unpacked)
+            self._service.bodies.add_held_bytes(-record.decompressed_bytes)
         status, record.error = scope.get(REFUSED_KEY, (status, record.error))
-        self._note(scope, record, status, sent)
+        self._record_request(scope, record, status, sent)
 
-    def note_refusal(
+    def record_refusal(
         self, client: tuple[str, int] | None, path: str, status: int, why: str
     ) -> None:
         """Count and log what the connection refused, before there was a request to handle."""
         scope = {"method": "", "path": path, "client": client}
-        self._note(scope, RequestRecord(error=why), status, 0)
+        self._record_request(scope, RequestRecord(error=why), status, 0)
 
     def _is_allowed(self, scope: Scope) -> bool:
         """Whether a request needs no key, or shows the right one."""
@@ -177,7 +179,7 @@ class RequestGate:
                     return True
         return False
 
-    def _note(self, scope: Scope, record: RequestRecord, status: int, sent: int) -> None:
+    def _record_request(self, scope: Scope, record: RequestRecord, status: int, sent: int) -> None:
         """Count the request, and write its line of the log."""
         took_s = time.perf_counter() - record.started_at
         method = scope["method"] if scope["method"] in _METHODS else "other"
@@ -195,7 +197,7 @@ class RequestGate:
             "status": status,
             "bytes": sent,
             "images": record.images,
-            "ms": record.describe_timing(),
+            "ms": record.compute_timings_ms(),
         }
         if record.error:
             line["error"] = record.error
@@ -203,7 +205,7 @@ class RequestGate:
 
 
 async def _refuse_key(scope: Scope, receive: Receive, send: Send) -> None:
-    answer = to_json(
+    answer = to_json_response(
         {
             "error": "this server needs its key: send the header Authorization: Bearer KEY, "
             "or X-API-Key: KEY"

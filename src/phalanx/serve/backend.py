@@ -24,7 +24,7 @@ class Backend(Protocol):
     """A model that is ready to answer, called by one thread at a time."""
 
     @property
-    def where(self) -> Path:
+    def path(self) -> Path:
         """The file or run, for messages."""
 
     @property
@@ -36,11 +36,11 @@ class Backend(Protocol):
         """What runs it, and where: "onnxruntime 1.31.1, cpu"."""
 
     @property
-    def sizes(self) -> Sequence[int]:
+    def batch_sizes(self) -> Sequence[int]:
         """Sizes of batches that it is fast with; none where any will do."""
 
     @property
-    def kinds(self) -> Sequence[str]:
+    def input_kinds(self) -> Sequence[str]:
         """The rows that it takes, "tensor" or "image" as in the metadata."""
 
     def run(self, rows: Rows) -> Outputs:
@@ -63,7 +63,7 @@ class BackendOptions:
 def open_backends(path: Path, options: BackendOptions, *, count: int) -> list[Backend]:
     """So many instances of the model that a path stands for; UserError where it is none."""
     _refuse_no_model(path)
-    if not is_program(path):
+    if not is_exported_model(path):
         from phalanx.serve.torch_backend import TorchBackend
 
         return [TorchBackend(path, options) for _ in range(count)]
@@ -72,12 +72,12 @@ def open_backends(path: Path, options: BackendOptions, *, count: int) -> list[Ba
     return [OnnxBackend(path, options) for _ in range(count)]
 
 
-def is_program(path: Path) -> bool:
+def is_exported_model(path: Path) -> bool:
     """Whether a path is a file with a network in it, rather than weights of a run."""
     return path.is_file() and path.name != AVERAGE_WEIGHTS
 
 
-class FittedModel:
+class PaddedModel:
     """A backend whose batches are filled up to sizes that it is fast with."""
 
     def __init__(self, backend: Backend, max_batch: int) -> None:
@@ -86,7 +86,7 @@ class FittedModel:
     def run(self, rows: Rows) -> Outputs:
         """The outputs for a batch, without those for the rows that fill it up."""
         count = len(rows)
-        size = next((size for size in self._backend.sizes if size >= count), count)
+        size = next((size for size in self._backend.batch_sizes if size >= count), count)
         if size == count:
             return self._backend.run(rows)
         padded = np.zeros((size, *rows.shape[1:]), rows.dtype)
@@ -96,11 +96,11 @@ class FittedModel:
     def warm_up(self) -> None:
         """Answer a batch of each size, or of the smallest and the largest; checks the outputs."""
         metadata = self._backend.metadata
-        for kind in self._backend.kinds:
+        for kind in self._backend.input_kinds:
             shape, dtype = SHAPES[kind](metadata.preprocessing.image_size), _DTYPES[kind]
-            for size in self._backend.sizes or dict.fromkeys((1, self._max_batch)):
+            for size in self._backend.batch_sizes or dict.fromkeys((1, self._max_batch)):
                 outputs = self._backend.run(np.zeros((size, *shape), dtype))
-                _refuse_outputs(self._backend.where, metadata, outputs, size)
+                _refuse_outputs(self._backend.path, metadata, outputs, size)
 
 
 def _refuse_outputs(where: object, metadata: ModelMetadata, outputs: Outputs, rows: int) -> None:
@@ -165,7 +165,7 @@ def _describe_file(path: Path) -> str:
     """What a file is that is no ONNX model; empty for one that may be."""
     if not path.is_file():
         return "not a regular file"
-    if not is_program(path):
+    if not is_exported_model(path):
         return ""
     with path.open("rb") as file:
         head = file.read(_HEAD)

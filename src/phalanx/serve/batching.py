@@ -98,7 +98,7 @@ class _Job:
             self.future.set_exception(error)
 
 
-def _hand_over(job: _Job, function: Callable[..., None], *args: Any) -> None:
+def _call_in_event_loop(job: _Job, function: Callable[..., None], *args: Any) -> None:
     """Have the event loop of a job call something; where it has ended, nobody waits any more."""
     with suppress(RuntimeError):
         job.future.get_loop().call_soon_threadsafe(function, *args)
@@ -146,7 +146,7 @@ class Batcher:
         self.max_batch, self.max_queue = max_batch, max_queue
         self._max_wait_s, self._on_batch = max_wait_s, on_batch
         self._queue: deque[_Job] = deque()
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._rows_queued = 0  # in the queue; under the lock, like the two below
         self._waiting = 0  # in the queue or on their way into it
         self._closed = False
@@ -160,7 +160,7 @@ class Batcher:
         for number, model in enumerate(models):
             warm.append(Future())
             thread = threading.Thread(
-                target=self._work, args=(model, warm[-1]), name=f"model-{number}", daemon=True
+                target=self._run_model, args=(model, warm[-1]), name=f"model-{number}", daemon=True
             )
             self._threads.append(thread)
             thread.start()
@@ -169,9 +169,9 @@ class Batcher:
 
     def close(self) -> None:
         """End the threads once the queue is empty."""
-        with self._changed:
+        with self._condition:
             self._closed = True
-            self._changed.notify_all()
+            self._condition.notify_all()
         for thread in self._threads:
             thread.join()
 
@@ -190,13 +190,13 @@ class Batcher:
     def reserve(self, images: int) -> Iterator[Reservation]:
         """A block with places for so many images; raises 429 while the queue is full."""
         self.refuse_full()
-        with self._changed:
+        with self._condition:
             self._waiting += images
         reservation = Reservation(self, images)
         try:
             yield reservation
         finally:
-            with self._changed:
+            with self._condition:
                 self._waiting -= reservation.left
 
     async def enqueue(
@@ -204,34 +204,34 @@ class Batcher:
     ) -> tuple[Outputs, JobTiming]:
         """The outputs for rows that have been counted as waiting."""
         job = _Job(rows, is_abandoned)
-        with self._changed:
+        with self._condition:
             if self.is_broken:
                 self._waiting -= len(rows)
                 raise _refuse_broken()
             self._queue.append(job)
             self._rows_queued += len(rows)
-            self._changed.notify()
+            self._condition.notify()
         try:
             return await job.future
         finally:
             if job.future.cancelled():
-                self._forget(job)
+                self._cancel_job(job)
 
-    def _forget(self, job: _Job) -> None:
+    def _cancel_job(self, job: _Job) -> None:
         """Take a job out of the queue that nobody waits for any more."""
-        with self._changed:
+        with self._condition:
             if job in self._queue:
                 self._queue.remove(job)
-                self._drop(job)
+                self._uncount_rows(job)
 
-    def _drop(self, job: _Job) -> None:
+    def _uncount_rows(self, job: _Job) -> None:
         left = len(job.rows) - job.taken
         self._rows_queued -= left
         self._waiting -= left
 
     # --- model threads ---
 
-    def _work(self, model: _BatchModel, warm: "Future[None]") -> None:
+    def _run_model(self, model: _BatchModel, warm: "Future[None]") -> None:
         try:
             model.warm_up()  # here, since libraries keep what they measured for each thread
         except Exception as error:  # noqa: BLE001 - raised again by who waits for it
@@ -239,11 +239,11 @@ class Batcher:
             return
         warm.set_result(None)
         try:
-            while parts := self._take():
+            while parts := self._take_batch():
                 self._run_batch(model, parts)
         except BaseException as error:
             _LOGGER.critical("a model's thread has ended", exc_info=error)
-            self._break()
+            self._fail_all()
 
     def _run_batch(self, model: _BatchModel, parts: list[_Part]) -> None:
         started_at = time.perf_counter()
@@ -256,23 +256,23 @@ class Batcher:
             _LOGGER.error("a batch of %d images failed", images, exc_info=error)
             found = error
         ended_at = time.perf_counter()
-        _hand_over(parts[0].job, self._deliver, parts, found, started_at, ended_at)
+        _call_in_event_loop(parts[0].job, self._deliver, parts, found, started_at, ended_at)
 
-    def _break(self) -> None:
+    def _fail_all(self) -> None:
         """Refuse what waits and what comes: whoever watches `is_broken` ends the server."""
-        with self._changed:
+        with self._condition:
             self.is_broken = True
             while self._queue:
                 job = self._queue.popleft()
-                self._drop(job)
-                _hand_over(job, job.fail, _refuse_broken())
+                self._uncount_rows(job)
+                _call_in_event_loop(job, job.fail, _refuse_broken())
 
-    def _take(self) -> list[_Part]:
+    def _take_batch(self) -> list[_Part]:
         """The rows of the next batch, oldest first; none once the queue is closed and empty."""
-        with self._changed:
+        with self._condition:
             while True:
                 while not self._queue and not self._closed:
-                    self._changed.wait()
+                    self._condition.wait()
                 if self._max_wait_s and self._queue and not self._closed:
                     self._wait_for_more()
                 parts = self._take_parts()
@@ -286,7 +286,7 @@ class Batcher:
             left = until - time.perf_counter()
             if left <= 0:
                 return
-            self._changed.wait(left)
+            self._condition.wait(left)
 
     def _take_parts(self) -> list[_Part]:
         parts: list[_Part] = []
@@ -296,8 +296,8 @@ class Batcher:
             job = self._queue[0]
             if job.is_abandoned():
                 self._queue.popleft()
-                self._drop(job)
-                _hand_over(job, job.fail, ApiError(499, "the client has left"))
+                self._uncount_rows(job)
+                _call_in_event_loop(job, job.fail, ApiError(499, "the client has left"))
                 continue
             count = min(room, len(job.rows) - job.taken)
             parts.append(_Part(job, job.taken, job.taken + count))
@@ -309,7 +309,7 @@ class Batcher:
         self._rows_queued -= taken
         self._waiting -= taken
         if self._queue:
-            self._changed.notify()  # another model may begin with the rest
+            self._condition.notify()  # another model may begin with the rest
         return parts
 
     # --- back in the event loop ---

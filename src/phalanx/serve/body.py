@@ -1,4 +1,4 @@
-"""Bodies of requests: read within limits of size and time, unpacked, and split into files."""
+"""Bodies of requests: read within limits of size and time, decompressed, and split into files."""
 
 import asyncio
 import re
@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from starlette.requests import Request
 
-from phalanx.serve.api_error import ApiError, ClientLeft, refuse_busy
+from phalanx.serve.api_error import ApiError, ClientDisconnected, refuse_busy
 from phalanx.serve.images import ImageFile
 from phalanx.units import format_bytes
 
@@ -23,26 +23,26 @@ class BodyReader:
     """Reads bodies; all that are in memory at once share a limit.
 
     max_bytes: of one body. max_s: from the headers to its last byte. Connections count what they
-    hold, from its first byte until it is answered, and what a body is unpacked to counts as well.
+    hold, from its first byte until it is answered, and decompressed bodies count as well.
     """
 
     def __init__(self, *, max_bytes: int, max_s: float, total_bytes: int) -> None:
         self.max_bytes, self._max_s, self._total_bytes = max_bytes, max_s, total_bytes
-        self._held = 0  # bytes, packed and unpacked; counted by several threads
+        self._held = 0  # bytes, as sent and decompressed; counted by several threads
         self._lock = threading.Lock()
 
     @property
-    def is_over(self) -> bool:
+    def is_over_limit(self) -> bool:
         """Whether all bodies together are too large."""
         return self._held > self._total_bytes
 
-    def count(self, size: int) -> None:
+    def add_held_bytes(self, size: int) -> None:
         """So many more bytes are in memory, or fewer."""
         with self._lock:
             self._held += size
 
     async def read(self, request: Request) -> bytes:
-        """The whole body as it came; raises ApiError or ClientLeft."""
+        """The whole body as it came; raises ApiError or ClientDisconnected."""
         length = request.headers.get("content-length", "")
         if length.isdecimal():
             self._refuse_large(int(length))
@@ -62,13 +62,13 @@ class BodyReader:
         while True:
             message = await request.receive()
             if message["type"] == "http.disconnect":
-                raise ClientLeft
+                raise ClientDisconnected
             chunk = message.get("body", b"")
             if chunk:
                 chunks.append(chunk)
                 size += len(chunk)
                 self._refuse_large(size)
-            if self.is_over:
+            if self.is_over_limit:
                 raise _refuse_together()
             if not message.get("more_body"):
                 return chunks
@@ -82,7 +82,7 @@ class BodyReader:
                 "or smaller images",
             )
 
-    def unpack(self, body: bytes, encoding: str) -> bytes:
+    def decompress(self, body: bytes, encoding: str) -> bytes:
         """The body without its Content-Encoding, which the caller counts; raises ApiError."""
         encoding = encoding.strip().lower()
         if encoding in ("", "identity"):
@@ -91,18 +91,18 @@ class BodyReader:
             raise ApiError(
                 415, f"Content-Encoding {encoding[:40]!r} is not known; use gzip, deflate or none"
             )
-        unpacker = zlib.decompressobj(_ENCODINGS[encoding])
+        decompressor = zlib.decompressobj(_ENCODINGS[encoding])
         room = max(0, self._total_bytes - self._held)
         try:
-            unpacked = unpacker.decompress(body, min(self.max_bytes, room) + 1)
+            content = decompressor.decompress(body, min(self.max_bytes, room) + 1)
         except zlib.error as error:
             raise ApiError(400, f"the body is not {encoding}: {error}") from None
-        self._refuse_large(len(unpacked))
-        if len(unpacked) > room:
+        self._refuse_large(len(content))
+        if len(content) > room:
             raise _refuse_together()
-        if not unpacker.eof:
+        if not decompressor.eof:
             raise ApiError(400, f"the body ends in the middle of its {encoding} data")
-        return unpacked
+        return content
 
 
 def _refuse_together() -> ApiError:

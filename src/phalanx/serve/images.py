@@ -29,7 +29,7 @@ class ImageFile:
 
 
 @dataclass
-class PreparedImages:
+class PreprocessedImages:
     """The images of a request that can be read, and what is wrong with the others."""
 
     rows: NDArray[Any]  # as the model takes them, without those that cannot be read
@@ -59,7 +59,7 @@ class _RowNormaliser:
         out += self._shift
 
 
-class ImagePreparer:
+class ImagePreprocessor:
     """Decodes and resizes images as the model was scored with them, in threads.
 
     OpenCV and the JPEG decoder let go of Python's lock, so that threads are enough.
@@ -85,28 +85,31 @@ class ImagePreparer:
         """End the threads."""
         self.pool.shutdown(wait=True, cancel_futures=True)
 
-    async def prepare(self, images: Sequence[ImageFile]) -> PreparedImages:
+    async def preprocess(self, images: Sequence[ImageFile]) -> PreprocessedImages:
         """All images of a request, as the model takes them."""
         size = self._preprocessing.image_size
         pixels = np.zeros((len(images), size, size, 3), np.uint8)
         rows = pixels if self._as_bytes else np.empty((len(images), 3, size, size), np.float32)
         loop, problems = asyncio.get_running_loop(), dict[int, str]()
 
-        def prepare_one(place: int) -> None:
+        def preprocess_one(place: int) -> None:
             image = images[place]
             try:
                 self.read(image, pixels[place])
             except BadImage as bad:
-                problems[place] = bad.why
+                problems[place] = bad.reason
                 return
             if not self._as_bytes:
                 self.normaliser.write(pixels[place], rows[place])
 
         await asyncio.gather(
-            *(loop.run_in_executor(self.pool, prepare_one, place) for place in range(len(images)))
+            *(
+                loop.run_in_executor(self.pool, preprocess_one, place)
+                for place in range(len(images))
+            )
         )
         good = [place for place in range(len(images)) if place not in problems]
-        return PreparedImages(rows[good] if problems else rows, pixels, problems)
+        return PreprocessedImages(rows[good] if problems else rows, pixels, problems)
 
     def read(self, image: ImageFile, out: Pixels) -> None:
         """Write one image, cut to the model's size, into its row; raises BadImage."""

@@ -111,7 +111,7 @@ class Metrics:
         shown = _format_labels(tuple(labels or {}), tuple((labels or {}).values()))
         self._gauges.append((name, help_text, read, shown))
 
-    def write(self) -> str:
+    def render(self) -> str:
         """The whole page."""
         lines = [
             line for one in vars(self).values() if hasattr(one, "lines") for line in one.lines()

@@ -21,7 +21,7 @@ class OnnxBackend:
     """An exported file that onnxruntime runs."""
 
     def __init__(self, path: Path, options: BackendOptions) -> None:
-        self.where = path
+        self.path = path
         runtime = _import_onnxruntime()
         provider = _choose_provider(runtime, options.device)
         settings = runtime.SessionOptions()
@@ -47,12 +47,12 @@ class OnnxBackend:
             )
         self.metadata = read_metadata(text, path)
         _refuse_other_preprocessing(path, self.metadata, self._session.get_inputs())
-        self.kinds = (self.metadata.input,)
+        self.input_kinds = (self.metadata.input,)
         self._names = [output.name for output in self._session.get_outputs()]
         on_gpu = options.device != "cpu"
         self.runtime = f"onnxruntime {runtime.__version__}, {options.device}"
         # cuDNN looks for its fastest kernels anew at each size
-        self.sizes = list_sizes(options.max_batch) if on_gpu else ()
+        self.batch_sizes = list_batch_sizes(options.max_batch) if on_gpu else ()
 
     def run(self, rows: Rows) -> Outputs:
         """The outputs for a batch."""
@@ -80,10 +80,10 @@ def choose_device(asked: str) -> str:
     return "cuda" if has_gpu else "cpu"
 
 
-def list_sizes(max_batch: int) -> tuple[int, ...]:
+def list_batch_sizes(max_batch: int) -> tuple[int, ...]:
     """Sizes that batches are filled up to where each new one costs time: powers of two.
 
-    >>> list_sizes(24)
+    >>> list_batch_sizes(24)
     (1, 2, 4, 8, 16, 24)
     """
     sizes = [1]

@@ -179,7 +179,7 @@ def _describe_instances(service: Service) -> _Schema:
     # no sizes in the schema: tools that make examples up would take minutes for each
     array = _list_of(_list_of(_list_of(_NUMBER)))
     shapes = [f"{list(SHAPES['image'](size))} of pixels from 0 to 255"]
-    if "tensor" in service.backend.kinds:
+    if "tensor" in service.backend.input_kinds:
         shapes.append(f"{list(SHAPES['tensor'](size))} of normalised ones")
     images = {
         "anyOf": [{**_list_of(kind), "minItems": 1} for kind in (encoded, array)],
@@ -245,7 +245,7 @@ def _describe_tensorflow(service: Service, url: str) -> dict[str, _Schema]:
 
 def _describe_tensors(service: Service) -> tuple[_Schema, _Schema]:
     """The bodies of an inference request and of its answer."""
-    own = [INPUT_NAMES[kind] for kind in service.backend.kinds]
+    own = [INPUT_NAMES[kind] for kind in service.backend.input_kinds]
     given = _object(
         {
             "name": {"type": "string", "enum": [*own, FILES_INPUT]},

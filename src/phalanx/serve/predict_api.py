@@ -15,8 +15,8 @@ from phalanx.export.metadata import ACTIVATION_MAP, LOGITS
 from phalanx.serve.api_error import ApiError
 from phalanx.serve.batching import Outputs
 from phalanx.serve.body import find_boundary, split_multipart
-from phalanx.serve.images import ImageFile, PreparedImages
-from phalanx.serve.service import RECORD_KEY, Service, to_json
+from phalanx.serve.images import ImageFile, PreprocessedImages
+from phalanx.serve.service import RECORD_KEY, Service, to_json_response
 
 _DEFAULT_TOP = 5
 _PARAMETERS = ("top", "details")
@@ -36,15 +36,17 @@ class PredictApi:
         kind = request.headers.get("content-type", "application/octet-stream")
         _refuse_content_type(kind)
         images = await service.read_body(request, lambda body: self._find_images(kind, body))
-        service.refuse_count(len(images))
+        service.refuse_image_count(len(images))
         outputs, prepared = await service.classify_files(request, images)
         if len(images) == 1 and prepared.problems:
             raise ApiError(400, f"{images[0].name}: {prepared.problems[0]}")
         predictions = self._describe(images, outputs, prepared, top)
         if details:
-            await service.run_beside(_add_details, predictions, outputs, prepared)
-        timing = request.scope[RECORD_KEY].describe_timing()
-        return to_json({"model": service.name, "predictions": predictions, "timing_ms": timing})
+            await service.run_in_thread(_add_details, predictions, outputs, prepared)
+        timing = request.scope[RECORD_KEY].compute_timings_ms()
+        return to_json_response(
+            {"model": service.name, "predictions": predictions, "timing_ms": timing}
+        )
 
     def _read_query(self, request: Request) -> tuple[int, bool]:
         """How many classes to name, and whether the page's details are wanted."""
@@ -70,7 +72,7 @@ class PredictApi:
         return split_multipart(body, boundary, most=most)
 
     def _describe(
-        self, images: list[ImageFile], outputs: Outputs, prepared: PreparedImages, top: int
+        self, images: list[ImageFile], outputs: Outputs, prepared: PreprocessedImages, top: int
     ) -> list[dict[str, Any]]:
         """A prediction for each image, in their order."""
         names, predictions, row = self._service.metadata.classes, list[dict[str, Any]](), 0
@@ -107,7 +109,7 @@ def _softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _add_details(
-    predictions: list[dict[str, Any]], outputs: Outputs, prepared: PreparedImages
+    predictions: list[dict[str, Any]], outputs: Outputs, prepared: PreprocessedImages
 ) -> None:
     """What the page shows: the image as the network saw it, and where it saw the class."""
     row = 0

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import uvicorn
 
 from phalanx.errors import EXIT_LEFT_AT_ONCE, Bug, NetworkError
-from phalanx.serve.app import Log, build_app
-from phalanx.serve.protocol import LimitedProtocol
+from phalanx.serve.app import WriteLogLine, build_app
+from phalanx.serve.http_protocol import LimitedProtocol
 from phalanx.serve.service import ServeLimits, Service
 from phalanx.signals import find_stop_signals
 
@@ -31,7 +31,7 @@ _CHECK_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Listening:
+class _ListeningSocket:
     """An address that the server has, before it answers there."""
 
     socket: socket.socket
@@ -56,7 +56,7 @@ def is_loopback(host: str) -> bool:
 
 
 @contextlib.contextmanager
-def open_port(host: str, port: int) -> Iterator[_Listening]:
+def open_port(host: str, port: int) -> Iterator[_ListeningSocket]:
     """A block that has a port, 0 for any that is free; NetworkError where it cannot be had."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
@@ -72,7 +72,7 @@ def open_port(host: str, port: int) -> Iterator[_Listening]:
         taken.close()
         raise _explain_bind(error, host, port) from None
     with taken:
-        yield _Listening(socket=taken, host=host, port=taken.getsockname()[1])
+        yield _ListeningSocket(socket=taken, host=host, port=taken.getsockname()[1])
 
 
 def _explain_bind(error: OSError, host: str, port: int) -> NetworkError:
@@ -94,7 +94,7 @@ class _Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         service: Service,
-        listening: _Listening,
+        listening: _ListeningSocket,
         protocol: type[LimitedProtocol],
         on_ready: Callable[[], None],
     ) -> None:
@@ -170,19 +170,21 @@ class _Server(uvicorn.Server):
 
 
 def run_server(
-    listening: _Listening,
+    listening: _ListeningSocket,
     service: Service,
     *,
     api_key: str = "",
-    log: Log | None = None,
+    log: WriteLogLine | None = None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Warm the models up, answer until a signal comes, then what has been accepted."""
     service.start()
-    limits = _fit_connections(service.limits)
+    limits = _cap_connections(service.limits)
     app = build_app(service, url=listening.url, api_key=api_key, log=log)
     protocol = type(
-        "_Protocol", (LimitedProtocol,), {"limits": limits, "bodies": service.bodies, "gate": app}
+        "_Protocol",
+        (LimitedProtocol,),
+        {"limits": limits, "bodies": service.bodies, "middleware": app},
     )
     config = uvicorn.Config(
         app,
@@ -212,7 +214,7 @@ def run_server(
         service.close()
 
 
-def _fit_connections(limits: ServeLimits) -> ServeLimits:
+def _cap_connections(limits: ServeLimits) -> ServeLimits:
     """The limits with no more connections than the system gives descriptors for."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limits.max_connections + _SPARE_FILES

@@ -16,10 +16,10 @@ from starlette.responses import Response
 from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
 from phalanx.export.metadata import ACTIVATION_MAP, LOGITS, ModelMetadata
 from phalanx.serve.api_error import ApiError
-from phalanx.serve.backend import Backend, FittedModel
+from phalanx.serve.backend import Backend, PaddedModel
 from phalanx.serve.batching import Batcher, BatchStats, JobTiming, Outputs, Reservation, Rows
 from phalanx.serve.body import BodyReader
-from phalanx.serve.images import ImageFile, ImagePreparer, PreparedImages
+from phalanx.serve.images import ImageFile, ImagePreprocessor, PreprocessedImages
 from phalanx.serve.metrics import Metrics
 
 VERSION = "1"  # of the one model that a server has
@@ -57,14 +57,14 @@ class RequestRecord:
     """What is known of a request, for the log."""
 
     images: int = 0
-    unpacked: int = 0  # bytes that its body was unpacked to
+    decompressed_bytes: int = 0  # of its body
     decode_s: float = 0.0
     queue_s: float = 0.0
     compute_s: float = 0.0
     started_at: float = field(default_factory=time.perf_counter)
     error: str = ""
 
-    def describe_timing(self) -> dict[str, float]:
+    def compute_timings_ms(self) -> dict[str, float]:
         """Milliseconds so far, by what they went to."""
         total_s = time.perf_counter() - self.started_at
         parts = {
@@ -98,14 +98,14 @@ class Service:
             max_s=limits.body_s,
             total_bytes=_BODIES_AT_ONCE * limits.max_request_bytes,
         )
-        self.preparer = ImagePreparer(
+        self.preprocessor = ImagePreprocessor(
             self.metadata.preprocessing,
             limits.images,
             threads=decode_threads,
-            as_bytes="image" in self.backend.kinds,
+            as_bytes="image" in self.backend.input_kinds,
         )
         # one thread: parsing needs Python's lock, and all that it makes of a large body
-        self._parsing = ThreadPoolExecutor(1, thread_name_prefix="parse")
+        self._parser_pool = ThreadPoolExecutor(1, thread_name_prefix="parse")
         self.ready = False
         self._add_gauges()
 
@@ -137,18 +137,18 @@ class Service:
 
     def start(self) -> None:
         """Warm all models up, and the decoders."""
-        self.preparer.warm_up()
-        self.batcher.start([FittedModel(one, self.limits.max_batch) for one in self._backends])
+        self.preprocessor.warm_up()
+        self.batcher.start([PaddedModel(one, self.limits.max_batch) for one in self._backends])
 
     def close(self) -> None:
         """End all threads."""
         self.batcher.close()
-        self.preparer.close()
-        self._parsing.shutdown()
+        self.preprocessor.close()
+        self._parser_pool.shutdown()
 
     # --- for handlers ---
 
-    def refuse_name(self, request: Request) -> None:
+    def refuse_other_model(self, request: Request) -> None:
         """Raise 404 for a model or version that is not the one here."""
         name = request.path_params.get("name", self.name)
         version = request.path_params.get("version", VERSION)
@@ -159,14 +159,7 @@ class Service:
                 404, f"{self.name} has no version {version[:60]!r}; its only one is {VERSION}"
             )
 
-    def refuse_early(self) -> None:
-        """Raise where a request cannot be taken, before its body is read.
-
-        A server that is stopping takes what still comes: only its probes say that it does not.
-        """
-        self.batcher.refuse_full()
-
-    def refuse_count(self, images: int) -> None:
+    def refuse_image_count(self, images: int) -> None:
         """Raise for a request of no image, or of more than are allowed."""
         if not images:
             raise ApiError(400, "no image was sent; send at least one")
@@ -183,27 +176,28 @@ class Service:
         read: Callable[[bytes], _Result],
         measure_json: Callable[[bytes], int] = lambda body: 0,
     ) -> _Result:
-        """What `read` makes of the body; of a packed one or much JSON beside the event loop."""
-        self.refuse_early()
+        """What `read` makes of the body; of a compressed one or much JSON in a thread."""
+        # a server that is stopping takes what still comes: only its probes say that it does not
+        self.batcher.refuse_full()
         body = await self.bodies.read(request)
         encoding = request.headers.get("content-encoding", "")
         if not encoding:
             is_large = measure_json(body) > _LARGE_JSON
-            return await self.run_beside(read, body) if is_large else read(body)
+            return await self.run_in_thread(read, body) if is_large else read(body)
         record: RequestRecord = request.scope[RECORD_KEY]
 
-        def unpack_and_read() -> _Result:
+        def decompress_and_read() -> _Result:
             # in one go, since a few bytes may become many: the next waits until these are read
-            unpacked = self.bodies.unpack(body, encoding)
-            record.unpacked = len(unpacked)
-            self.bodies.count(record.unpacked)  # until the request is answered
-            return read(unpacked)
+            content = self.bodies.decompress(body, encoding)
+            record.decompressed_bytes = len(content)
+            self.bodies.add_held_bytes(len(content))  # until the request is answered
+            return read(content)
 
-        return await self.run_beside(unpack_and_read)
+        return await self.run_in_thread(decompress_and_read)
 
-    async def run_beside(self, function: Callable[..., _Result], *args: Any) -> _Result:
+    async def run_in_thread(self, function: Callable[..., _Result], *args: Any) -> _Result:
         """The result of something that takes long, without holding up other requests."""
-        return await asyncio.get_running_loop().run_in_executor(self._parsing, function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._parser_pool, function, *args)
 
     async def classify_rows(self, request: Request, rows: Rows) -> Outputs:
         """What the model says of rows in its own form."""
@@ -220,12 +214,12 @@ class Service:
 
     async def classify_files(
         self, request: Request, images: Sequence[ImageFile]
-    ) -> tuple[Outputs, PreparedImages]:
+    ) -> tuple[Outputs, PreprocessedImages]:
         """What the model says of image files; of those that can be read, in their order."""
         record: RequestRecord = request.scope[RECORD_KEY]
         with self.batcher.reserve(len(images)) as places:
             began = time.perf_counter()
-            prepared = await self.preparer.prepare(images)
+            prepared = await self.preprocessor.preprocess(images)
             record.decode_s = time.perf_counter() - began
             self.metrics.decode_s.observe(record.decode_s)
             if not len(prepared.rows):
@@ -280,7 +274,7 @@ def parse_object(body: bytes | memoryview) -> dict[str, Any]:
     return found
 
 
-def to_json(facts: object, status: int = 200) -> Response:
+def to_json_response(facts: object, status: int = 200) -> Response:
     """An answer in JSON; arrays of numpy as lists."""
     body = orjson.dumps(facts, option=orjson.OPT_SERIALIZE_NUMPY)
     return Response(body, status, media_type="application/json")

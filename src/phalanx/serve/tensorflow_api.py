@@ -17,7 +17,7 @@ from phalanx.serve.arrays import flatten, to_bytes, to_floats
 from phalanx.serve.backend import SHAPES
 from phalanx.serve.batching import Outputs, Rows
 from phalanx.serve.images import ImageFile
-from phalanx.serve.service import FILES_INPUT, VERSION, Service, parse_object, to_json
+from phalanx.serve.service import FILES_INPUT, VERSION, Service, parse_object, to_json_response
 
 _SIGNATURE = "serving_default"
 _NAME, _VERSION = "{name:before_verb}", "{version:before_verb}"
@@ -47,20 +47,20 @@ class TensorflowApi:
             ]
 
     async def _status(self, request: Request) -> Response:
-        self._service.refuse_name(request)
+        self._service.refuse_other_model(request)
         state = "AVAILABLE" if self._service.ready else "UNLOADING"
         status = {"error_code": "OK", "error_message": ""}
-        return to_json(
+        return to_json_response(
             {"model_version_status": [{"version": VERSION, "state": state, "status": status}]}
         )
 
     async def _metadata(self, request: Request) -> Response:
         service = self._service
-        service.refuse_name(request)
+        service.refuse_other_model(request)
         metadata, size = service.metadata, service.metadata.preprocessing.image_size
         inputs = {
             INPUT_NAMES[kind]: _describe_tensor(INPUT_NAMES[kind], _TYPES[kind], SHAPES[kind](size))
-            for kind in service.backend.kinds[:1]
+            for kind in service.backend.input_kinds[:1]
         }
         signature = {
             "inputs": inputs,
@@ -68,7 +68,7 @@ class TensorflowApi:
             "method_name": "tensorflow/serving/predict",
             "defaults": {},
         }
-        return to_json(
+        return to_json_response(
             {
                 "model_spec": {"name": service.name, "signature_name": "", "version": VERSION},
                 "metadata": {"signature_def": {"signature_def": {_SIGNATURE: signature}}},
@@ -77,10 +77,10 @@ class TensorflowApi:
 
     async def _predict(self, request: Request) -> Response:
         service = self._service
-        service.refuse_name(request)
+        service.refuse_other_model(request)
         found, by_rows = await service.read_body(request, self._read_request, len)
         outputs = await self._classify(request, found)
-        return to_json({"predictions" if by_rows else "outputs": outputs[LOGITS]})
+        return to_json_response({"predictions" if by_rows else "outputs": outputs[LOGITS]})
 
     async def _classify(self, request: Request, found: Rows | list[ImageFile]) -> Outputs:
         if isinstance(found, np.ndarray):
@@ -106,7 +106,7 @@ class TensorflowApi:
             values = [values]
         if not isinstance(values, list):
             raise ApiError(400, f"{'instances' if by_rows else 'inputs'}: expected a list")
-        self._service.refuse_count(len(values))
+        self._service.refuse_image_count(len(values))
         if by_rows:
             values = [
                 self._take_only_value(v, f"instance {at}")
@@ -120,7 +120,7 @@ class TensorflowApi:
         """The value of the one input, by its name."""
         known = {*(INPUT_NAMES[kind] for kind in INPUT_NAMES), FILES_INPUT}
         if len(given) != 1 or next(iter(given)) not in known:
-            own = INPUT_NAMES[self._service.backend.kinds[0]]
+            own = INPUT_NAMES[self._service.backend.input_kinds[0]]
             names = ", ".join(map(repr, given))[:100] or "none"
             raise ApiError(400, f"{what}: expected the one input {own!r}, found {names}")
         return next(iter(given.values()))
@@ -144,7 +144,7 @@ class TensorflowApi:
 
     def _fit_rows(self, kind: str, flat: list[Any], shape: Sequence[int]) -> Rows:
         """The numbers as rows of a kind that the model takes."""
-        taken = self._service.backend.kinds
+        taken = self._service.backend.input_kinds
         if kind == "tensor":
             if kind not in taken:
                 raise ApiError(
@@ -159,7 +159,7 @@ class TensorflowApi:
         size = shape[1]
         rows: NDArray[np.float32] = np.empty((len(pixels), 3, size, size), np.float32)
         for row, image in zip(rows, pixels, strict=True):
-            self._service.preparer.normaliser.write(image, row)
+            self._service.preprocessor.normaliser.write(image, row)
         return rows
 
 

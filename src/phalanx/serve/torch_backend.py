@@ -20,16 +20,16 @@ from phalanx.export.options import read_weights
 from phalanx.models.units import UnitModel
 from phalanx.serve.backend import BackendOptions
 from phalanx.serve.batching import Outputs, Rows
-from phalanx.serve.onnx_backend import list_sizes
+from phalanx.serve.onnx_backend import list_batch_sizes
 
 
 class TorchBackend:
     """A session's model, with the weights of its best checkpoint."""
 
-    kinds = ("tensor", "image")
+    input_kinds = ("tensor", "image")
 
     def __init__(self, path: Path, options: BackendOptions) -> None:
-        self.where = path
+        self.path = path
         flags = {**options.flags, "device": options.device, "threads": str(options.threads)}
         checkpoint = read_weights(path, flags, wanted=options.checkpoint, averaged=options.averaged)
         session = open_checkpoint(checkpoint)
@@ -54,7 +54,9 @@ class TorchBackend:
         self._normaliser = build_normaliser(session.preprocessing, session.device)
         self.runtime = f"torch {torch.__version__}, {options.device}"
         # each size is captured as a graph of its own
-        self.sizes = list_sizes(options.max_batch) if session.device.type == "cuda" else ()
+        self.batch_sizes = (
+            list_batch_sizes(options.max_batch) if session.device.type == "cuda" else ()
+        )
 
     @torch.inference_mode()
     def run(self, rows: Rows) -> Outputs:

@@ -53,7 +53,7 @@ def _refuse_unnamed_plugins(sweep: SweepFile) -> None:
     names += searched.values if isinstance(searched, Choice) else ()
     for text in names:
         if (plugins := parse_option_text(PLUGIN, text)) is not None:
-            refuse_unnamed_plugins(plugins, where=sweep.places[PLUGIN])
+            refuse_unnamed_plugins(plugins, where=sweep.locations[PLUGIN])
 
 
 def _check_values(sweep: SweepFile, path: Path) -> list[str]:
@@ -88,7 +88,7 @@ def _check_presets(sweep: SweepFile) -> Iterator[str]:
         try:
             find_preset(name)
         except ConfigError as error:
-            yield f"{sweep.places[PRESET]}: {error}"
+            yield f"{sweep.locations[PRESET]}: {error}"
 
 
 def _refuse_impossible(settings: Settings) -> None:
@@ -116,8 +116,8 @@ def _name_lines(message: str, sweep: SweepFile, path: Path) -> Iterator[str]:
     several = re.fullmatch(r"\d+ problems:", first) is not None
     for problem in [line.strip() for line in others] if several else [message]:
         option = re.match(r"--([a-z0-9-]+)", problem)
-        if option and option[1] in sweep.places:
-            yield sweep.places[option[1]] + problem[option.end() :]
+        if option and option[1] in sweep.locations:
+            yield sweep.locations[option[1]] + problem[option.end() :]
         else:
             yield problem if problem.startswith(str(path)) else f"{path}: {problem}"
 
@@ -127,7 +127,7 @@ def _check_scores(settings: Settings, sweep: SweepFile, path: Path) -> Iterator[
     train = settings.config.train
     after = train.validation and train.validation_mode == "after"
     names = ("validation", "validation-mode", "validation-frequency")
-    where = next((sweep.places[name] for name in names if name in sweep.places), str(path))
+    where = next((sweep.locations[name] for name in names if name in sweep.locations), str(path))
     if not after and validation_rate(settings.config) == 0:
         yield f"{where}: a sweep compares validation scores, and there are none; leave it out"
     if after and sweep.prune != "none":

@@ -56,18 +56,18 @@ class SweepFileReader:
     def __init__(self, path: Path):
         self.path = path
         self.problems: list[str] = []
-        self._places: dict[str, str] = {}
+        self._locations: dict[str, str] = {}
 
     def read(self) -> SweepFile | None:
         """The sweep as far as it can be read; None if too much is wrong."""
         entries = {entry.key: entry for entry in read_entries(self.path)}
         if PRESET in entries:
-            self._places[PRESET] = self._locate(entries[PRESET])
+            self._locations[PRESET] = self._locate(entries[PRESET])
         options = self._read_options(entries.pop("options", None))
         search = self._read_search(entries.pop("search", None))
         settings = self._read_settings(entries)
         if settings.preset and PRESET in search:
-            self._complain(entries[PRESET], "is searched too; leave it out here, or there")
+            self._add_problem(entries[PRESET], "is searched too; leave it out here, or there")
         trials = self._count_trials(settings, search, is_given="trials" in entries)
         if trials is None:
             return None
@@ -77,13 +77,13 @@ class SweepFileReader:
             text=self.path.read_text(encoding="utf-8"),
             options=options,
             search=search,
-            places=self._places,
+            locations=self._locations,
         )
 
     def _locate(self, entry: YamlEntry) -> str:
         return f"{self.path}:{entry.line}: {entry.key}"
 
-    def _complain(self, entry: YamlEntry, problem: str) -> None:
+    def _add_problem(self, entry: YamlEntry, problem: str) -> None:
         self.problems.append(f"{self._locate(entry)}: {problem}")
 
     @contextmanager
@@ -92,7 +92,7 @@ class SweepFileReader:
         try:
             yield
         except ValueError as error:
-            self._complain(entry, str(error))
+            self._add_problem(entry, str(error))
 
     def _read_mapping(self, entry: YamlEntry) -> list[YamlEntry]:
         """The keys of a mapping; empty, and a problem, if it is not a mapping."""
@@ -113,7 +113,7 @@ class SweepFileReader:
         except ValidationError as error:
             for detail in error.errors():
                 key = str(detail["loc"][0])
-                self._complain(entries[key], _explain_setting(key, detail, entries[key].node))
+                self._add_problem(entries[key], _explain_setting(key, detail, entries[key].node))
                 del values[key]
         return SweepSettings.model_validate(values)
 
@@ -133,9 +133,9 @@ class SweepFileReader:
             raise ValueError(f"no such option; {suggest(entry.key, OPTIONS)}")
         if name in _RESERVED:
             raise ValueError(_RESERVED[name])
-        if name in self._places:
-            raise ValueError(f"is already given at {self._places[name]}; remove one")
-        self._places[name] = self._locate(entry)
+        if name in self._locations:
+            raise ValueError(f"is already given at {self._locations[name]}; remove one")
+        self._locations[name] = self._locate(entry)
         return name
 
     def _read_search(self, entry: YamlEntry | None) -> dict[str, Dimension]:
@@ -150,12 +150,12 @@ class SweepFileReader:
         for one in entries:
             with self._collect_problems(one):
                 name = PRESET if one.key == PRESET else self._find_option(one)
-                self._places.setdefault(name, self._locate(one))
+                self._locations.setdefault(name, self._locate(one))
                 dimension = self._read_dimension(name, one)
                 if dimension is not None:
                     search[name] = dimension
         if not entries and isinstance(entry.node, yaml.MappingNode):
-            self._complain(entry, "is empty; name options and their values")
+            self._add_problem(entry, "is empty; name options and their values")
         return search
 
     def _read_dimension(self, name: str, entry: YamlEntry) -> Dimension | None:
@@ -177,7 +177,7 @@ class SweepFileReader:
             return DIMENSIONS.get(kind, DIMENSIONS[float]).validate_python(data)
         except ValidationError as error:
             for detail in error.errors():
-                self._complain(entry, _explain_dimension(detail, keys, is_whole=kind is int))
+                self._add_problem(entry, _explain_dimension(detail, keys, is_whole=kind is int))
             return None
 
     def _read_choices(self, name: str, entry: YamlEntry) -> list[str]:
@@ -203,7 +203,7 @@ class SweepFileReader:
         uncountable = [name for name, dimension in search.items() if dimension.points is None]
         for name in uncountable if is_grid else ():
             self.problems.append(
-                f"{self._places[name]}: a grid needs points; add step:, or give a list"
+                f"{self._locations[name]}: a grid needs points; add step:, or give a list"
             )
         if not is_grid and not is_given:
             self.problems.append(f"{self.path}: add trials:, the number of runs")

@@ -9,7 +9,15 @@ import numpy as np
 
 from phalanx.report.folder import is_run_folder
 from phalanx.report.html import render_html
-from phalanx.report.plots import INK, PALE, SMALL, TRAIN, VALID, WIDE, draw_svg
+from phalanx.report.plots import (
+    PALE_COLOR,
+    SMALL_SIZE,
+    TEXT_COLOR,
+    TRAIN_COLOR,
+    VALID_COLOR,
+    WIDE_SIZE,
+    draw_svg,
+)
 from phalanx.sweep.schema import Choice
 from phalanx.sweep.state import SweepState, Trial
 from phalanx.sweep.table import (
@@ -24,9 +32,9 @@ from phalanx.sweep.table import (
 from phalanx.units import format_plural, format_seconds
 
 _MARKS: dict[str, dict[str, Any]] = {
-    "done": {"color": TRAIN},
-    "pruned": {"facecolors": "none", "edgecolors": TRAIN, "linewidths": 1.1},
-    "failed": {"color": INK, "marker": "x", "linewidths": 1.1},
+    "done": {"color": TRAIN_COLOR},
+    "pruned": {"facecolors": "none", "edgecolors": TRAIN_COLOR, "linewidths": 1.1},
+    "failed": {"color": TEXT_COLOR, "marker": "x", "linewidths": 1.1},
 }
 _SPREAD = 0.15  # of the distance between two choices
 _LABEL_LETTERS = 14  # of a choice's label on an axis
@@ -95,13 +103,15 @@ def plot_trials(state: SweepState) -> str:
     def paint(axes: Any) -> None:
         numbers, heights = find_best_so_far(state)
         if numbers:
-            axes.step(numbers, heights, where="post", color=VALID, lw=1.6, label="best so far")
+            axes.step(
+                numbers, heights, where="post", color=VALID_COLOR, lw=1.6, label="best so far"
+            )
         _scatter(axes, state, lambda trial: trial.number)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("trial")
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)  # above, where no point is
 
-    return draw_svg(paint, label=f"{GOAL_TITLES[state.sweep.goal]} by trial", size=WIDE)
+    return draw_svg(paint, label=f"{GOAL_TITLES[state.sweep.goal]} by trial", size=WIDE_SIZE)
 
 
 def _scatter(axes: Any, state: SweepState, find_x: Callable[[Trial], float]) -> None:
@@ -160,16 +170,16 @@ def _plot_curves(state: SweepState) -> str:
     def paint(axes: Any) -> None:
         for trial in state.trials:
             if trial != best:
-                paint_trial(axes, trial, color=PALE, lw=1.0)
+                paint_trial(axes, trial, color=PALE_COLOR, lw=1.0)
         if best is not None:
-            paint_trial(axes, best, color=VALID, lw=1.6, label=f"trial {best.number}, best")
+            paint_trial(axes, best, color=VALID_COLOR, lw=1.6, label=f"trial {best.number}, best")
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1))
         if state.sweep.goal != "loss":
             axes.yaxis.set_major_formatter("{x:g}%")
         axes.set_xlim(left=0)
         axes.set_xlabel("epoch")
 
-    return draw_svg(paint, label=f"{GOAL_TITLES[state.sweep.goal]} by epoch", size=WIDE)
+    return draw_svg(paint, label=f"{GOAL_TITLES[state.sweep.goal]} by epoch", size=WIDE_SIZE)
 
 
 def plot_option(state: SweepState, name: str) -> str:
@@ -186,7 +196,7 @@ def plot_option(state: SweepState, name: str) -> str:
         axes.update_datalim([(end, 0) for end in dimension.ends], updatey=False)
         axes.autoscale_view()  # the whole search range is in view
 
-    return draw_svg(paint, label=f"{GOAL_TITLES[state.sweep.goal]} by {name}", size=SMALL)
+    return draw_svg(paint, label=f"{GOAL_TITLES[state.sweep.goal]} by {name}", size=SMALL_SIZE)
 
 
 def _use_log_axis(axes: Any) -> None:

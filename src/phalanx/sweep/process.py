@@ -15,9 +15,9 @@ from pathlib import Path
 from phalanx.disk import disk_errors, try_lock
 from phalanx.errors import CheckpointError
 from phalanx.report.folder import is_run_folder, read_json_object
-from phalanx.report.records import SCORE_FIELDS, VALIDATION, damage_errors
+from phalanx.report.records import SCORE_FIELDS, VALIDATION_FILE, damage_errors
 from phalanx.sweep.schema import PLUGIN, SweepFile
-from phalanx.sweep.state import Point, Trial
+from phalanx.sweep.state import Trial, TrialScore
 
 _POLL_S = 0.1
 _MOST_READ = 20_000  # bytes from the end of a process's output
@@ -115,16 +115,16 @@ def _interrupt_leftover(trial: Trial, log: Path) -> bool:
     return True
 
 
-def read_points(run: Path, goal: str) -> list[Point]:
+def read_trial_scores(run: Path, goal: str) -> list[TrialScore]:
     """The validations of a run so far, from validation.csv, without an incomplete last line."""
     try:
-        content = (run / VALIDATION).read_bytes()
+        content = (run / VALIDATION_FILE).read_bytes()
     except FileNotFoundError:
         return []
-    with damage_errors(run / VALIDATION):
+    with damage_errors(run / VALIDATION_FILE):
         whole = content[: content.rfind(b"\n") + 1].decode().splitlines()
         return [
-            Point(
+            TrialScore(
                 step=int(row["step"]),
                 epoch=float(row["epoch"]),
                 score=float(row[goal]),

@@ -26,7 +26,7 @@ from phalanx.errors import (
     UserError,
 )
 from phalanx.report.folder import is_run_folder, open_run
-from phalanx.report.page import write_report
+from phalanx.report.report_page import write_report
 from phalanx.signals import StopRequest, listening
 from phalanx.sweep.page import render_page
 from phalanx.sweep.process import (
@@ -34,8 +34,8 @@ from phalanx.sweep.process import (
     build_command,
     find_error_message,
     open_trial_log,
-    read_points,
     read_total_steps,
+    read_trial_scores,
 )
 from phalanx.sweep.proposals import TrialPruner, propose_values
 from phalanx.sweep.schema import SweepFile
@@ -171,7 +171,7 @@ class _TrialRunner:
         if log is None:
             raise _make_stop(state)
         try:
-            result = None if monitor.update_points() else self._train(monitor, log)
+            result = None if monitor.update_scores() else self._train(monitor, log)
         finally:
             os.close(log)
         trial = self._finish_trial(monitor, result)
@@ -196,11 +196,11 @@ class _TrialRunner:
         while exit_code is None:
             exit_code = process.wait()
             monitor.trial = replace(monitor.trial, seconds=round(monotonic() - start, 1))
-            if (monitor.update_points() or self.stop()) and exit_code is None:
+            if (monitor.update_scores() or self.stop()) and exit_code is None:
                 process.interrupt()
         if is_resumed and exit_code == CheckpointError.exit_code:
             shutil.rmtree(monitor.run)  # it cannot be resumed: start it again
-            monitor.forget_points()
+            monitor.reset_scores()
             return self._train(monitor, log)
         return _ProcessResult(exit_code, process.read_output(monitor.log))
 
@@ -229,19 +229,19 @@ class _TrialMonitor:
         self.state, self.trial, self._output = state, trial, output
         self.run = state.folder / trial.name
         self.log = state.folder / f"{trial.name}.log"
-        self.forget_points()
+        self.reset_scores()
 
-    def forget_points(self) -> None:
+    def reset_scores(self) -> None:
         """Start without validations; those of an earlier process are read from the run again."""
         self.trial = replace(self.trial, points=())
         self.is_pruned = False
         earlier = self.state.trials[: self.trial.number]
         self.pruner = TrialPruner(self.state.sweep, earlier, values=self.trial.values)
 
-    def update_points(self) -> bool:
+    def update_scores(self) -> bool:
         """Read new validations; returns whether to prune the trial."""
         newest = self.trial.points[-1].step if self.trial.points else 0
-        for point in read_points(self.run, self.state.sweep.goal):
+        for point in read_trial_scores(self.run, self.state.sweep.goal):
             if point.step > newest and not self.is_pruned:
                 self.update_trial(points=(*self.trial.points, point))
                 self._output.show_progress(describe_progress(self.state, self.trial))

@@ -84,7 +84,7 @@ class Range(_Schema):
         digits = _DIGITS if self.step is None else 12  # 0.1 + 0.2 is 0.3
         return min(max(float(f"{value:.{digits}g}"), self.low), self.last)
 
-    def facts(self) -> dict[str, _Value]:
+    def to_yaml_value(self) -> dict[str, _Value]:
         """The range as written in a file."""
         return {**self.model_dump(exclude_defaults=True), "high": self.last}
 
@@ -131,7 +131,7 @@ class Choice(_Schema):
         """All values."""
         return self.values
 
-    def facts(self) -> list[str]:
+    def to_yaml_value(self) -> list[str]:
         """The list as written in a file."""
         return list(self.values)
 
@@ -170,7 +170,7 @@ class SweepFile(SweepSettings):
     text: str  # of the file
     options: dict[str, str]  # of every trial, as flags take them
     search: dict[str, Dimension]
-    places: dict[str, str]  # location of each option: "rates.yaml:4: lr"
+    locations: dict[str, str]  # location of each option: "rates.yaml:4: lr"
 
     @property
     def wants_highest(self) -> bool:
@@ -187,10 +187,10 @@ class SweepFile(SweepSettings):
         drawn = {name: format_flag(value) for name, value in values.items() if name != PRESET}
         return {**allowed, **self.options, **drawn}
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything that determines the sweep, for JSON and for comparison."""
         settings = {key: getattr(self, key) for key in SweepSettings.model_fields}
-        search = {name: dimension.facts() for name, dimension in self.search.items()}
+        search = {name: dimension.to_yaml_value() for name, dimension in self.search.items()}
         return {PRESET: settings.pop(PRESET), "options": self.options, "search": search, **settings}
 
 

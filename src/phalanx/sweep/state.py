@@ -18,8 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from phalanx.disk import disk_errors, sync_folder, write_atomically
 from phalanx.errors import CheckpointError, ConfigError
-from phalanx.report.folder import format_value, read_json_object, to_json
-from phalanx.report.records import json_number
+from phalanx.report.folder import format_json, format_value, read_json_object
+from phalanx.report.records import to_json_number
 from phalanx.sweep.schema import SweepFile, Values
 
 _FORMAT = 1  # raise it when sweep.json changes, and teach `load_sweep` the older form
@@ -29,7 +29,7 @@ _FINISHED = ("done", "pruned", "failed")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class TrialScore:
     """One validation of a trial."""
 
     step: int
@@ -45,7 +45,7 @@ class Trial:
     number: int
     values: Values
     state: str = "running"  # or done, pruned, failed
-    points: tuple[Point, ...] = ()  # until it ended or was pruned
+    points: tuple[TrialScore, ...] = ()  # until it ended or was pruned
     seconds: float = 0.0
     exit_code: int | None = None
     reason: str = ""  # why it failed
@@ -69,7 +69,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _StoredSweep:
     """What a resume reads from sweep.json."""
 
     name: str
@@ -125,7 +125,7 @@ class SweepState:
 
     def write(self) -> "SweepState":
         """Write the state to disk; returns it."""
-        write_atomically(self.folder / _STATE_FILE, to_json(self.facts()))
+        write_atomically(self.folder / _STATE_FILE, format_json(self.to_dict()))
         write_atomically(self.folder / _TABLE_FILE, self.as_csv())
         return self
 
@@ -137,7 +137,7 @@ class SweepState:
             words += [f"--{name}", text]
         return shlex.join(words)
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         best = self.best
         return {
@@ -146,7 +146,7 @@ class SweepState:
             "finished": self.is_finished,
             "best": None if best is None else best.number,
             "command": None if best is None else self.command(best),
-            "file": self.sweep.facts(),
+            "file": self.sweep.to_dict(),
             "trials": [_trial_facts(trial) for trial in self.trials],
         }
 
@@ -170,11 +170,11 @@ class SweepState:
 def _trial_facts(trial: Trial) -> dict[str, Any]:
     """A trial, for JSON, which cannot represent non-finite numbers."""
     facts = asdict(trial)
-    facts["score"] = json_number(trial.score)
+    facts["score"] = to_json_number(trial.score)
     facts["epochs"] = trial.epochs
     for point in facts["points"]:
-        point["score"] = json_number(point["score"])
-    facts["rungs"] = trial.rungs and {k: json_number(v) for k, v in trial.rungs.items()}
+        point["score"] = to_json_number(point["score"])
+    facts["rungs"] = trial.rungs and {k: to_json_number(v) for k, v in trial.rungs.items()}
     return facts
 
 
@@ -215,7 +215,7 @@ def load_sweep(folder: Path, sweep: SweepFile) -> SweepState:
             "Phalanx that wrote it, or a later one"
         )
     try:
-        stored = TypeAdapter(_Stored).validate_python(facts)
+        stored = TypeAdapter(_StoredSweep).validate_python(facts)
     except ValidationError as cause:
         first = cause.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -223,8 +223,8 @@ def load_sweep(folder: Path, sweep: SweepFile) -> SweepState:
             f"{path}: is damaged ({where}: {first['msg']}); restore it from a copy"
         ) from cause
     sweep = sweep.model_copy(update={"name": stored.name})
-    _refuse_other_file(stored.file, sweep.facts(), folder)
-    if sweep.facts() != stored.file:
+    _refuse_other_file(stored.file, sweep.to_dict(), folder)
+    if sweep.to_dict() != stored.file:
         write_atomically(folder / _FILE_COPY, sweep.text)
     return SweepState(folder=folder, sweep=sweep, trials=stored.trials).write()
 

@@ -59,7 +59,7 @@ def _fit_single(value: float) -> float:
     return value
 
 
-def scalars(values: Mapping[str, float]) -> bytes:
+def build_scalar_summary(values: Mapping[str, float]) -> bytes:
     """A summary of numbers, by tag."""
     return b"".join(
         _field(1, _field(1, tag) + _field(2, _fit_single(float(value)), single=True))
@@ -67,14 +67,14 @@ def scalars(values: Mapping[str, float]) -> bytes:
     )
 
 
-def text(tag: str, content: str) -> bytes:
+def build_text_summary(tag: str, content: str) -> bytes:
     """A summary with a text in Markdown."""
     shape = _field(2, _field(2, _field(1, 1)))
     tensor = _field(1, _STRING) + shape + _field(8, content)
     return _field(1, _field(1, tag) + _field(9, _plugin("text")) + _field(8, tensor))
 
 
-def hyperparameters(values: Mapping[str, Any], *, group: str, begin: float) -> bytes:
+def build_hyperparameter_start(values: Mapping[str, Any], *, group: str, begin: float) -> bytes:
     """A summary for the hyperparameters page: what a run was started with."""
     pairs = [(_field(1, name) + _field(2, _struct_value(value))) for name, value in values.items()]
     start = b"".join(_field(1, pair) for pair in pairs)
@@ -82,7 +82,7 @@ def hyperparameters(values: Mapping[str, Any], *, group: str, begin: float) -> b
     return _hyperparameter_summary("session_start_info", _field(3, start))
 
 
-def hyperparameters_end(*, is_finished: bool, end: float) -> bytes:
+def build_hyperparameter_end(*, is_finished: bool, end: float) -> bytes:
     """A summary for the hyperparameters page: how a run has ended."""
     status = _field(1, _SUCCESS if is_finished else _FAILURE)
     return _hyperparameter_summary("session_end_info", _field(4, status + _field(2, end)))
@@ -117,7 +117,7 @@ class EventFile:
         found = sorted(folder.glob("*tfevents*"))
         name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.phalanx"
         self.path = found[-1] if found else folder / name
-        self.newest = self._drop_torn_end() if found else {}
+        self.newest = self._truncate_incomplete_record() if found else {}
         self._file: BinaryIO = self.path.open("ab")
         if self._file.tell() == 0:
             self.add(_field(3, "brain.Event:2"))
@@ -146,7 +146,7 @@ class EventFile:
         """Flush and close."""
         self._file.close()
 
-    def _drop_torn_end(self) -> dict[str, int]:
+    def _truncate_incomplete_record(self) -> dict[str, int]:
         """Cut off a record that a kill left incomplete; returns the newest step by tag."""
         newest: dict[str, int] = {}
         end = 0

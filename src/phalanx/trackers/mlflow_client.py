@@ -49,7 +49,7 @@ class MLflow:
 
         uri = self._choose_uri(state)
         self._state = state
-        self._client = MlflowClient(tracking_uri=_hand_over_password(uri))
+        self._client = MlflowClient(tracking_uri=_move_password_to_environment(uri))
         if "id" in state.facts and not self._is_elsewhere(uri):
             self._id = state.facts["id"]
         else:
@@ -82,7 +82,7 @@ class MLflow:
             if not is_unknown or self.state.facts.get("uri", uri) == uri:
                 raise
             self.state.facts.clear()
-            self.state.told.clear()
+            self.state.last_steps.clear()
             return True
         return False
 
@@ -138,7 +138,7 @@ def _hide_user(uri: str) -> str:
     return re.sub(r"(?<=://)[^/?#]*@", "", uri)
 
 
-def _hand_over_password(uri: str) -> str:
+def _move_password_to_environment(uri: str) -> str:
     """The address for the client, which repeats it in its messages.
 
     A server's password is passed through the environment instead; a database needs it in there.

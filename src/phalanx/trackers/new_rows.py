@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phalanx.report.records import AVERAGED, TRAINING, VALIDATION
+from phalanx.report.records import AVERAGED_FILE, TRAINING_FILE, VALIDATION_FILE
 
-_TABLES = {TRAINING: "train", VALIDATION: "valid", AVERAGED: "averaged"}
+_TABLES = {TRAINING_FILE: "train", VALIDATION_FILE: "valid", AVERAGED_FILE: "averaged"}
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,13 @@ class _TrackerProcess:
     """The process of one tracker."""
 
     def __init__(
-        self, run: RunFolder, name: str, options: Mapping[str, Any], say: Callable[[str], None]
+        self,
+        run: RunFolder,
+        name: str,
+        options: Mapping[str, Any],
+        print_note: Callable[[str], None],
     ) -> None:
-        self.name, self._run, self._say = name, run, say
+        self.name, self._run, self._print_note = name, run, print_note
         self.log = run.path / "trackers" / f"{name}.log"
         self._read = b""
         self._is_lost = False
@@ -52,9 +56,9 @@ class _TrackerProcess:
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         for pipe in (self._stdin, self._stdout):
             os.set_blocking(pipe.fileno(), False)
-        self.tell({"step": 0, "extras": {}})  # it opens the tracker and looks for old records
+        self.send({"step": 0, "extras": {}})  # it opens the tracker and looks for old records
 
-    def tell(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         """Send a message, if there is room for it, and print what the tracker reports."""
         line = json.dumps(message).encode() + b"\n"
         try:
@@ -62,27 +66,27 @@ class _TrackerProcess:
         except BlockingIOError:
             pass
         except OSError:
-            self._note_loss()
-        self.pass_notes_on()
+            self._report_loss()
+        self.print_notes()
 
-    def pass_notes_on(self) -> None:
+    def print_notes(self) -> None:
         """Print the notes of the tracker."""
         with suppress(BlockingIOError):
             while part := os.read(self._stdout.fileno(), 65536):
                 self._read += part
         *lines, self._read = self._read.split(b"\n")
         for line in lines:
-            self._say(f"{self.name}: {json.loads(line)}")
+            self._print_note(f"{self.name}: {json.loads(line)}")
 
-    def _note_loss(self) -> None:
+    def _report_loss(self) -> None:
         """Report once that the process has ended unexpectedly."""
         if not self._is_lost:
             self._is_lost = True
-            self._say(
+            self._print_note(
                 f"{self.name}: its process has ended, see {self.log}; the run is not affected"
             )
 
-    def begin_end(self, end: END, *, seconds: float) -> None:
+    def request_end(self, end: END, *, seconds: float) -> None:
         """Tell it that the run has ended, and how long the run will wait for it."""
         self._last = json.dumps({"end": end, "seconds": seconds}).encode() + b"\n"
         self._send_last()
@@ -96,29 +100,31 @@ class _TrackerProcess:
         except BlockingIOError:
             return  # without it, the process would assume that the run was killed
         except OSError:
-            self._note_loss()
+            self._report_loss()
         self._last = b""
         with suppress(OSError):
             self._stdin.close()
 
-    def is_at_work(self) -> bool:
+    def is_running(self) -> bool:
         """Whether it still runs after it was told to end."""
         self._send_last()
-        self.pass_notes_on()
+        self.print_notes()
         return self._process.poll() is None
 
     def report(self, *, waited: str) -> bool:
         """Report what is missing and how to send it; returns whether everything has arrived."""
         code = self._process.poll()
-        self.pass_notes_on()
+        self.print_notes()
         if code is None:
-            self._say(f"{self.name}: {waited}; send the rest by: {self._advise()}")
+            self._print_note(
+                f"{self.name}: {waited}; send the rest by: {self._find_resend_command()}"
+            )
         elif code:
-            log, advice = self.log, self._advise()
-            self._say(f"{self.name}: not all of it arrived, see {log}; send it by: {advice}")
+            log, advice = self.log, self._find_resend_command()
+            self._print_note(f"{self.name}: not all of it arrived, see {log}; send it by: {advice}")
         return code == 0
 
-    def _advise(self) -> str:
+    def _find_resend_command(self) -> str:
         """The command that sends the rest."""
         folder = self._run.path / "wandb"
         # wandb keeps what it was given until it is uploaded; the records are not needed
@@ -144,14 +150,17 @@ class Trackers:
         self._processes: list[_TrackerProcess] = []
 
     def start(
-        self, run: RunFolder, chosen: Mapping[str, Mapping[str, Any]], say: Callable[[str], None]
+        self,
+        run: RunFolder,
+        chosen: Mapping[str, Mapping[str, Any]],
+        print_note: Callable[[str], None],
     ) -> bool:
         """Start a process for each tracker; returns whether all started, and reports failures."""
         for name, options in chosen.items():
             try:
-                self._processes.append(_TrackerProcess(run, name, options, say))
+                self._processes.append(_TrackerProcess(run, name, options, print_note))
             except OSError as failure:
-                say(f"{name}: cannot be started ({failure}); the run is not affected")
+                print_note(f"{name}: cannot be started ({failure}); the run is not affected")
         return len(self._processes) == len(chosen)
 
     def notify(self, step: int) -> None:
@@ -159,7 +168,7 @@ class Trackers:
         if self._processes:
             message = {"step": step, "extras": self._read_extras()}
             for process in self._processes:
-                process.tell(message)
+                process.send(message)
 
     def end(self, end: END, *, patience_s: float | None = None) -> bool:
         """End all of them with a limited wait; returns whether everything has arrived.
@@ -171,8 +180,8 @@ class Trackers:
         waited = f"not finished within {seconds:g} s"
         try:
             for process in self._processes:
-                process.begin_end(end, seconds=seconds)
-            while any([one.is_at_work() for one in self._processes]) and monotonic() < until:
+                process.request_end(end, seconds=seconds)
+            while any([one.is_running() for one in self._processes]) and monotonic() < until:
                 sleep(_POLL_S)
             return all([one.report(waited=waited) for one in self._processes])
         except KeyboardInterrupt:
@@ -186,14 +195,14 @@ class Trackers:
 
 
 @contextmanager
-def tracking(
+def track_run(
     trackers: Trackers,
     run: RunFolder,
     chosen: Mapping[str, Mapping[str, Any]],
-    say: Callable[[str], None],
+    print_note: Callable[[str], None],
 ) -> Iterator[None]:
     """Within the block the run is tracked; the way it is left says how the run has ended."""
-    trackers.start(run, chosen, say)
+    trackers.start(run, chosen, print_note)
     end: END = "failed"
     try:
         yield

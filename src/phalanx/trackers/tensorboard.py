@@ -6,10 +6,10 @@ from typing import Any
 
 from phalanx.trackers.event_file import (
     EventFile,
-    hyperparameters,
-    hyperparameters_end,
-    scalars,
-    text,
+    build_hyperparameter_end,
+    build_hyperparameter_start,
+    build_scalar_summary,
+    build_text_summary,
 )
 from phalanx.trackers.tracker import END, RunFacts, TrackerState
 
@@ -33,21 +33,21 @@ class TensorBoard:
         """Create the run's event file, or continue it."""
         self._events = EventFile(facts.folder / "tensorboard")
         # the file itself is the authority on what it holds
-        state.told = {}
+        state.last_steps = {}
         for tag, step in self.events.newest.items():
             table = tag.partition("/")[0]
-            state.told[table] = max(step, state.told.get(table, 0))
+            state.last_steps[table] = max(step, state.last_steps.get(table, 0))
         if self.events.is_new:
-            self.events.add_summary(text("options", _write_table(facts.options)))
-            self.events.add_summary(text("run", _write_table(facts.describe())))
-            start = hyperparameters(facts.chosen, group=facts.name, begin=time.time())
+            self.events.add_summary(build_text_summary("options", _write_table(facts.options)))
+            self.events.add_summary(build_text_summary("run", _write_table(facts.describe())))
+            start = build_hyperparameter_start(facts.chosen, group=facts.name, begin=time.time())
             self.events.add_summary(start)
         self.flush()
         return f"tensorboard --logdir {facts.folder}"
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
         """Add the numbers of a step."""
-        self.events.add_summary(scalars(values), step=step)
+        self.events.add_summary(build_scalar_summary(values), step=step)
 
     def flush(self) -> None:
         """Make them visible to TensorBoard."""
@@ -57,10 +57,10 @@ class TensorBoard:
         """Add the results, and how the run ended."""
         if results and "results" not in self.events.newest:
             shown = {name: value for name, value in results.items() if name in _COMPARED}
-            self.events.add_summary(scalars(shown), step=int(results["result/steps"]))
-            self.events.add_summary(text("results", _write_table(results)))
+            self.events.add_summary(build_scalar_summary(shown), step=int(results["result/steps"]))
+            self.events.add_summary(build_text_summary("results", _write_table(results)))
         if end != "stopped":  # a stopped run will be continued
-            ended = hyperparameters_end(is_finished=end == "finished", end=time.time())
+            ended = build_hyperparameter_end(is_finished=end == "finished", end=time.time())
             self.events.add_summary(ended)
         self.events.close()
 

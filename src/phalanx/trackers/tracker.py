@@ -11,7 +11,7 @@ import yaml
 
 from phalanx.config.schema import OPTIONS
 from phalanx.disk import write_atomically
-from phalanx.report.folder import RunFolder, read_json_object, to_json
+from phalanx.report.folder import RunFolder, format_json, read_json_object
 
 END = Literal["finished", "stopped", "failed"]
 _NO_HYPERPARAMETERS = {n for n, o in OPTIONS.items() if o.section in ("run", "trackers")}
@@ -23,13 +23,13 @@ class TrackerState:
     """The state that a tracker keeps between processes, in trackers/NAME.json of the run."""
 
     path: Path
-    told: dict[str, int] = field(default_factory=dict)  # the newest step logged, by table
+    last_steps: dict[str, int] = field(default_factory=dict)  # the newest step logged, by table
     facts: dict[str, str] = field(default_factory=dict)  # such as the id of the tracker's run
 
     def save(self) -> None:
         """Write it atomically."""
         self.path.parent.mkdir(exist_ok=True)
-        write_atomically(self.path, to_json({"told": self.told, **self.facts}))
+        write_atomically(self.path, format_json({"told": self.last_steps, **self.facts}))
 
 
 def load_state(run: RunFolder, tracker: str) -> TrackerState:
@@ -37,7 +37,7 @@ def load_state(run: RunFolder, tracker: str) -> TrackerState:
     state = TrackerState(run.path / "trackers" / f"{tracker}.json")
     with suppress(OSError, ValueError, AttributeError, TypeError, LookupError):
         saved = json.loads(state.path.read_text(encoding="utf-8"))
-        state.told = {str(name): int(step) for name, step in saved.pop("told").items()}
+        state.last_steps = {str(name): int(step) for name, step in saved.pop("told").items()}
         state.facts = {str(name): str(value) for name, value in saved.items()}
     return state
 

@@ -40,13 +40,13 @@ class WeightsAndBiases:
         notes = []
         try:
             if mode == "online":
-                _reach_server()
+                _check_server()
             self._opened = self._init(facts, state, mode)
         except Exception as failure:  # whatever it is, the numbers can be recorded offline
             if mode == "offline":
                 raise
             notes.append(f"cannot go online ({_first_line(failure)})")
-            _forget_attempt()
+            _stop_wandb_service()
             self._opened = self._init(facts, state, "offline")
         self.run.define_metric("step")
         self.run.define_metric("*", step_metric="step")
@@ -123,13 +123,13 @@ def _find_server() -> str:
     return os.environ.get("WANDB_BASE_URL") or _SERVER
 
 
-def _reach_server() -> None:
+def _check_server() -> None:
     """Raise if the server does not answer: wandb itself would use all of its timeout."""
     with suppress(HTTPError):  # an error status is an answer, too
         urlopen(_find_server(), timeout=_ANSWER_S).close()
 
 
-def _forget_attempt() -> None:
+def _stop_wandb_service() -> None:
     """End wandb's own process, which still tries to connect and holds the run's id."""
     import wandb
 

@@ -46,9 +46,9 @@ class _TrackedRun:
     """A tracker of one run; a failure is reported once, and the work is retried."""
 
     def __init__(
-        self, tracker: Tracker, run: RunFolder, name: str, *, say: Callable[[str], None]
+        self, tracker: Tracker, run: RunFolder, name: str, *, print_note: Callable[[str], None]
     ) -> None:
-        self._tracker, self._run, self._say = tracker, run, say
+        self._tracker, self._run, self._print_note = tracker, run, print_note
         self._state = load_state(run, name)
         self._new_rows, self._waiting = NewRows(run.path), deque[NewRow]()
         self._extras: dict[int, dict[str, float]] = {}  # by step, until its row arrives
@@ -67,13 +67,13 @@ class _TrackedRun:
         A row waits for the message of its step, which may arrive a moment later.
         """
         if monotonic() >= self._retry_at:
-            self._attempt(lambda: self._hand_on(self._newest))
+            self._attempt(lambda: self._log_new_rows(self._newest))
 
     def end(self, end: END) -> bool:
         """Log the rest and end the tracker's run; returns whether everything arrived."""
-        told = self._attempt(lambda: self._hand_on(sys.maxsize))
+        logged = self._attempt(lambda: self._log_new_rows(sys.maxsize))
         # saved before the server is asked to end the run, which may take longer than we have
-        saved = told and self._attempt(self._state.save)
+        saved = logged and self._attempt(self._state.save)
         return saved and self._attempt(lambda: self._close(end))
 
     def _attempt(self, work: Callable[[], None]) -> bool:
@@ -87,23 +87,25 @@ class _TrackedRun:
                 self._has_failed = True
                 reason = (str(failure).strip() or type(failure).__name__).splitlines()[0]
                 text = reason if len(reason) <= _REASON_SHOWN else f"{reason[:_REASON_SHOWN]}..."
-                self._say(f"{text}; the run is not affected, and what is missing is sent later")
+                self._print_note(
+                    f"{text}; the run is not affected, and what is missing is sent later"
+                )
             return False
         self._retry_at = 0.0
         return True
 
-    def _hand_on(self, last_step: int) -> None:
+    def _log_new_rows(self, last_step: int) -> None:
         if not self._is_open:
-            self._say(self._tracker.open(read_run_facts(self._run), self._state))
+            self._print_note(self._tracker.open(read_run_facts(self._run), self._state))
             self._is_open = True
         self._waiting += self._new_rows.read()
         while self._waiting and self._waiting[0].step <= last_step:
             row = self._waiting[0]
             # a resumed run repeats steps that were logged before, bit for bit
-            if row.step > self._state.told.get(row.table, -1):
+            if row.step > self._state.last_steps.get(row.table, -1):
                 extras = self._extras.pop(row.step, {}) if row.table == "train" else {}
                 self._tracker.log({**row.values, **extras}, step=row.step)
-                self._state.told[row.table] = row.step
+                self._state.last_steps[row.table] = row.step
             self._waiting.popleft()
         self._tracker.flush()
         if monotonic() >= self._save_at:
@@ -133,7 +135,7 @@ def _read_messages(pipe: int) -> Iterator[list[dict[str, Any]]]:
         yield [json.loads(line) for line in lines]
 
 
-def _follow(tracked: _TrackedRun, arriving: Iterator[list[dict[str, Any]]]) -> bool:
+def _process_messages(tracked: _TrackedRun, arriving: Iterator[list[dict[str, Any]]]) -> bool:
     """Process messages until the run ends; returns whether the tracker got everything."""
     end: END = "failed"
     patience_s = _ALONE_S
@@ -150,7 +152,7 @@ def _follow(tracked: _TrackedRun, arriving: Iterator[list[dict[str, Any]]]) -> b
     return tracked.end(end)
 
 
-def _wait_for_predecessor(run: RunFolder, name: str, say: Callable[[str], None]) -> int:
+def _wait_for_predecessor(run: RunFolder, name: str, print_note: Callable[[str], None]) -> int:
     """Be the only process of this tracker and run; the lock ends with the process.
 
     A run that was killed leaves a process behind that still logs what was recorded. Two of them
@@ -161,7 +163,7 @@ def _wait_for_predecessor(run: RunFolder, name: str, say: Callable[[str], None])
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        say("waits for the process that an earlier end of this run has left behind")
+        print_note("waits for the process that an earlier end of this run has left behind")
         fcntl.flock(handle, fcntl.LOCK_EX)
     return handle
 
@@ -175,14 +177,14 @@ def _main(name: str, folder: str, options: str) -> int:
     notes = os.dup(1)
     os.dup2(2, 1)
 
-    def say(note: str) -> None:
+    def print_note(note: str) -> None:
         with suppress(OSError):  # a run that was killed no longer reads our notes
             os.write(notes, json.dumps(note).encode() + b"\n")
 
     tracker, run = _TRACKERS[name](json.loads(options)), RunFolder(Path(folder))
-    _wait_for_predecessor(run, name, say)
-    tracked = _TrackedRun(tracker, run, name, say=say)
-    return 0 if _follow(tracked, _read_messages(0)) else 1
+    _wait_for_predecessor(run, name, print_note)
+    tracked = _TrackedRun(tracker, run, name, print_note=print_note)
+    return 0 if _process_messages(tracked, _read_messages(0)) else 1
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from phalanx.data.convert import build as building
-from phalanx.data.convert.build import BuildOptions, build
+from phalanx.data.convert.build import BuildOptions, build_dataset
 from phalanx.data.convert.folder_writer import name_class_folders
 from phalanx.data.convert.source_splits import (
     find_source_splits,
@@ -42,7 +42,9 @@ def everything(root):
 
 def run(src, out, to, *, workers=1, on_progress=lambda *_: None, max_bad=None, **options):
     chosen = BuildOptions(to=to, **options)
-    return build(src, out, chosen, workers=workers, on_progress=on_progress, max_bad=max_bad)
+    return build_dataset(
+        src, out, chosen, workers=workers, on_progress=on_progress, max_bad=max_bad
+    )
 
 
 @pytest.mark.parametrize("to", FORMS)
@@ -154,8 +156,8 @@ def test_a_png_stays_one_where_it_may_and_is_called_a_jpeg_where_it_becomes_one(
     run(src, tmp_path / "records", "tfrecord")
     tar, records = (find_source_splits(tmp_path / name)[0].source for name in ("tar", "records"))
     assert find_portable_name(tar, 1) == "cat/x.png"
-    assert tar.encoded(1) == (src / "train/cat/x.png").read_bytes()
-    assert find_portable_name(records, 1) == "cat/x.jpg" and records.encoded(1).startswith(
+    assert tar.read_encoded(1) == (src / "train/cat/x.png").read_bytes()
+    assert find_portable_name(records, 1) == "cat/x.jpg" and records.read_encoded(1).startswith(
         b"\xff\xd8"
     )
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from phalanx.data.convert.build import BuildOptions, build
+from phalanx.data.convert.build import BuildOptions, build_dataset
 from phalanx.data.convert.source_splits import find_source_splits, read_sample
 from phalanx.data.formats.parquet import open_parquet
 from small_photos import CLASSES, write_photos
@@ -16,14 +16,14 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 def test_a_built_set_has_the_bytes_labels_and_classes_of_its_source(tmp_path):
     photos, out = write_photos(tmp_path / "photos", {"train": 4, "val": 2}), tmp_path / "out"
-    results = build(photos, out, BuildOptions(to="parquet", shards=2), workers=1)
+    results = build_dataset(photos, out, BuildOptions(to="parquet", shards=2), workers=1)
     assert results["train"].written == 12 and results["train"].encoded == 0
     for split in find_source_splits(photos):
         source = open_parquet(out, split.name)
         assert source.classes == split.classes == CLASSES
         assert source.labels.tolist() == split.source.labels.tolist()
         for number in range(split.images):
-            assert source.encoded(number) == split.source.encoded(number)
+            assert source.read_encoded(number) == split.source.read_encoded(number)
             assert np.array_equal(source.read(number), split.source.read(number))
     names = sorted(path.name for path in out.glob("*.parquet"))
     assert names[0] == "train-00000-of-00002.parquet" and "validation-00000" in names[2]
@@ -62,7 +62,7 @@ def test_a_name_that_is_no_utf8_is_no_obstacle(tmp_path):
     photos = write_photos(tmp_path / "photos", {"train": 1, "val": 1})
     read_sample(find_source_splits(photos)[0].source, 0)
     (photos / "train/cat/cat 000.jpg").rename(photos / "train/cat/c\udcff.jpg")
-    build(photos, tmp_path / "out", BuildOptions(to="parquet"), workers=1)
+    build_dataset(photos, tmp_path / "out", BuildOptions(to="parquet"), workers=1)
     file = next((tmp_path / "out").glob("train-*"))
     paths = [row["image"]["path"] for row in parquet.read_table(file).to_pylist()]
     assert paths[0] == "cat/c\ufffd.jpg"

@@ -226,7 +226,7 @@ def test_a_damaged_record_is_told_with_the_way_out(tmp_path):
 @pytest.mark.parametrize(("to", "open_split"), [("tar", open_tar), ("tfrecord", open_tfrecord)])
 def test_an_undecodable_image_is_kept_to_be_named_later(tmp_path, to, open_split):
     write_split(to, [undecodable()], tmp_path)
-    assert open_split(tmp_path, "train").encoded(0) == undecodable().data
+    assert open_split(tmp_path, "train").read_encoded(0) == undecodable().data
 
 
 def test_a_class_name_of_two_lines_is_refused(tmp_path):

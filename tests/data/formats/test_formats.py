@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from phalanx.cli.main import main
-from phalanx.data.convert.build import BuildOptions, build
+from phalanx.data.convert.build import BuildOptions, build_dataset
 from phalanx.data.convert.source_splits import find_source_splits, read_sample
 from phalanx.data.formats.detect import detect_datasets
 from phalanx.data.loading.loader import Loader
@@ -43,7 +43,7 @@ def convert(src, out, form):
         write_parquet(src, out)
     else:
         shards = 3 if form in ("tar", "tfrecord") else None
-        build(src, out, BuildOptions(to=form, shards=shards), workers=1)
+        build_dataset(src, out, BuildOptions(to=form, shards=shards), workers=1)
     return out
 
 
@@ -59,7 +59,7 @@ def batches(root):
     )
     with Loader(recipe, workers=0) as loader:
         steps = [step for [step] in loader.steps_from(0, STEPS, micro_batch=6)]
-        found = [*steps, *loader.evaluation(2)]
+        found = [*steps, *loader.evaluation_batches(2)]
     return [(b.indices, b.labels, b.pixels) for b in found]
 
 
@@ -89,7 +89,7 @@ def test_every_form_gives_the_same_order_pixels_and_weights(photos, of_the_sourc
 
 def test_raw_pixels_give_what_the_same_pixels_as_png_files_give(photos, tmp_path):
     raw, files = tmp_path / "raw", tmp_path / "files"
-    build(photos, raw, BuildOptions(to="packed", raw=True), workers=1)
-    build(raw, files, BuildOptions(to="folder"), workers=1)
+    build_dataset(photos, raw, BuildOptions(to="packed", raw=True), workers=1)
+    build_dataset(raw, files, BuildOptions(to="folder"), workers=1)
     for mine, its in zip(batches(raw), batches(files), strict=True):
         assert all(np.array_equal(own, other) for own, other in zip(mine, its, strict=True))

@@ -124,7 +124,7 @@ def test_the_limits_hold_inside_of_shards(tmp_path, form):
     source = DATA_FORMATS[form].open(root, "train")
     source.limits = ReadLimits(max_file_mib=0)
     with pytest.raises(BadImage, match="over the 0 MiB of --max-file-mib"):
-        source.encoded(0)
+        source.read_encoded(0)
     source.limits = ReadLimits(max_pixels=10)
     for read_image in (source.read, source.image):
         with pytest.raises(BadImage, match="over the 10 of --max-pixels"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from phalanx.data.convert.build import BuildOptions, build
+from phalanx.data.convert.build import BuildOptions, build_dataset
 from phalanx.data.convert.source_splits import find_source_splits
 from phalanx.data.formats.decode import BadImage, EncodedImage, decode
 from phalanx.data.formats.folder import open_folder
@@ -16,7 +16,7 @@ from phalanx.data.formats.image_file import ReadLimits
 from phalanx.data.layouts.image_files import find_image_suffixes
 from phalanx.data.loading.image_inputs import collect_images
 from phalanx.data.pillow_image import read_image_header
-from phalanx.data.verify.verify import verify
+from phalanx.data.verify.verify import verify_dataset
 from small_photos import photo
 
 KINDS = {  # suffix to what Pillow calls it, and the options that lose nothing
@@ -75,18 +75,20 @@ def test_training_verify_build_and_predict_read_all_formats(mixed, tmp_path):
     source = open_folder(mixed, "train")
     assert len(source) == 2 * len(KINDS)
     assert len(collect_images(mixed / "train")) == 2 * len(KINDS)
-    result = verify(mixed, workers=1)
+    result = verify_dataset(mixed, workers=1)
     assert result.images == {"train": 20, "valid": 20} and result.wrong == 0, result.totals
     for to in ("folder", "tar", "parquet"):  # byte for byte
-        build(mixed, tmp_path / to, BuildOptions(to=to), workers=1)
+        build_dataset(mixed, tmp_path / to, BuildOptions(to=to), workers=1)
         copied = find_source_splits(tmp_path / to)[0].source
-        assert [copied.encoded(n) for n in range(20)] == [source.encoded(n) for n in range(20)]
-    build(mixed, tmp_path / "raw", BuildOptions(to="packed", raw=True), workers=1)
+        assert [copied.read_encoded(n) for n in range(20)] == [
+            source.read_encoded(n) for n in range(20)
+        ]
+    build_dataset(mixed, tmp_path / "raw", BuildOptions(to="packed", raw=True), workers=1)
     packed = find_source_splits(tmp_path / "raw")[0].source
     assert all(np.array_equal(packed.read(n), source.read(n)) for n in range(20))
-    build(mixed, tmp_path / "jpeg", BuildOptions(to="packed", short_side=32), workers=1)
+    build_dataset(mixed, tmp_path / "jpeg", BuildOptions(to="packed", short_side=32), workers=1)
     shrunk = find_source_splits(tmp_path / "jpeg")[0].source
-    assert {read_image_header(shrunk.encoded(n)).format for n in range(20)} == {"JPEG"}
+    assert {read_image_header(shrunk.read_encoded(n)).format for n in range(20)} == {"JPEG"}
 
 
 @pytest.mark.parametrize("suffix", ["png", "webp", "bmp", "gif", "tiff", "avif", "jpg"])

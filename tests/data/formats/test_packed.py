@@ -14,7 +14,7 @@ from phalanx.data.loading.reader import InputSpec
 from phalanx.data.pillow_image import read_image_header
 from phalanx.data.transforms.transform import CROPS, TransformSpec, build_transform
 from phalanx.data.verify.image_checks import check_image
-from phalanx.data.verify.verify import verify
+from phalanx.data.verify.verify import verify_dataset
 from phalanx.errors import DataError
 from phalanx.plan.order import Order
 from small_samples import CLASSES, encode, make_samples, undecodable, write_split
@@ -51,20 +51,20 @@ def test_what_is_packed_is_read_back(tmp_path, raw):
 def test_a_plain_jpeg_is_kept_byte_for_byte_and_others_become_one(tmp_path):
     samples = write_both(tmp_path)
     source = open_packed(tmp_path, "valid")
-    assert source.encoded(0) == samples[0].data and source.encoded(1) == samples[1].data
-    assert [read_image_header(source.encoded(n)).mode for n in range(4)] == [
+    assert source.read_encoded(0) == samples[0].data and source.read_encoded(1) == samples[1].data
+    assert [read_image_header(source.read_encoded(n)).mode for n in range(4)] == [
         "RGB",
         "L",
         "RGB",
         "RGB",
     ]
-    assert {read_image_header(source.encoded(n)).format for n in range(4)} == {"JPEG"}
+    assert {read_image_header(source.read_encoded(n)).format for n in range(4)} == {"JPEG"}
 
 
 def test_raw_images_leave_as_png_without_loss(tmp_path):
     samples = write_both(tmp_path, raw=True)
     source = open_packed(tmp_path, "train")
-    data = source.encoded(0)
+    data = source.read_encoded(0)
     assert read_image_header(data).format == "PNG"
     assert (decode(data, "") == decode(samples[0].data, "")).all()
 
@@ -93,7 +93,7 @@ def test_large_images_shrink_to_the_short_side_and_small_ones_stay(tmp_path, raw
     assert source.arrays["widths"].tolist() == [16, 12, 9, 12]
     assert source.arrays["heights"].tolist() == [12, 24, 12, 12]
     if not raw:
-        assert source.encoded(3) == samples[3].data
+        assert source.read_encoded(3) == samples[3].data
 
 
 def test_the_header_says_what_was_packed(tmp_path):
@@ -123,7 +123,7 @@ def test_an_image_that_cannot_be_decoded_keeps_its_place(tmp_path):
     samples = [*make_samples(2), undecodable()]
     write_both(tmp_path, samples=samples)
     source = open_packed(tmp_path, "train")
-    assert source.encoded(2) == samples[2].data
+    assert source.read_encoded(2) == samples[2].data
     with pytest.raises(BadImage, match=r"train.phx:broken.jpg: (?!its bytes changed)"):
         source.read(2)
     write_both(tmp_path, samples=samples, raw=True)
@@ -162,7 +162,7 @@ def test_a_file_that_is_cut_anywhere_is_refused_at_once(tmp_path):
         with pytest.raises(DataError, match=r"train.phx: .*data build --to packed"):
             open_packed(tmp_path, "train")
         with pytest.raises(DataError, match=r"train.phx: "):
-            verify(tmp_path, workers=0)
+            verify_dataset(tmp_path, workers=0)
     path.write_bytes(whole + b"\0")
     with pytest.raises(DataError, match="truncated"):
         open_packed(tmp_path, "train")
@@ -209,7 +209,7 @@ def test_a_damaged_image_is_located_and_told_from_one_that_never_was_good(tmp_pa
     data = bytearray(path.read_bytes())
     data[offset : offset + 3] = b"xxx"
     path.write_bytes(data)
-    [place] = verify(tmp_path, workers=0).single["undecodable"]
+    [place] = verify_dataset(tmp_path, workers=0).single["undecodable"]
     assert place.name == "train.phx:train/dög/4 ü.jpg"
     assert (place.split, place.number, place.why) == ("train", 4, "its bytes changed after packing")
     source = open_packed(tmp_path, "train")
@@ -247,9 +247,9 @@ def test_training_tells_an_image_that_changed_from_one_that_never_was_good(tmp_p
     )
     with Loader(recipe, workers=0, max_bad=2) as loader:
         next(loader.steps_from(0, 1, micro_batch=9))
-        assert sorted(loader.bad["train"]) == [4, 8]
-        assert loader.bad["train"][4].endswith("4 ü.jpg: its bytes changed after packing")
-        assert "changed" not in loader.bad["train"][8]
+        assert sorted(loader.bad_images["train"]) == [4, 8]
+        assert loader.bad_images["train"][4].endswith("4 ü.jpg: its bytes changed after packing")
+        assert "changed" not in loader.bad_images["train"][8]
 
 
 def test_a_file_of_another_format_number_is_refused(tmp_path):

@@ -55,7 +55,7 @@ def test_rows_are_read_in_any_order(tmp_path):
     assert len(source) == 20 and source.classes == tuple(NAMES)
     assert source.labels.tolist() == [sample.label for sample in samples]
     for number in [19, 0, 7, 12, 3, 11, 4, 9, 8, 1, 16, 15]:
-        assert source.encoded(number) == samples[number].data
+        assert source.read_encoded(number) == samples[number].data
         assert source.read(number).shape == (16, 20, 3)
     assert source.name(13) == "data/train-00001-of-00002.parquet:3"
     assert source.box(0) is None and len(open_parquet(tmp_path, "valid")) == 5
@@ -65,10 +65,10 @@ def test_only_a_few_row_groups_are_kept(tmp_path, monkeypatch):
     write_both(tmp_path)
     source = open_parquet(tmp_path, "train")
     for number in range(20):
-        source.encoded(number)
+        source.read_encoded(number)
     assert list(source._groups) == [(0, 2), (1, 0), (1, 1), (1, 2)]
     monkeypatch.setattr(parquet, "_BYTES_KEPT", 0)
-    source.encoded(0)
+    source.read_encoded(0)
     assert list(source._groups) == [(0, 0)]
 
 
@@ -106,7 +106,7 @@ def test_files_are_found_as_they_are_published(tmp_path, train, valid):
 def test_columns_are_told_by_their_type_and_their_usual_names(tmp_path, columns):
     write_table(tmp_path / "train-00000-of-00001.parquet", columns)
     source = open_parquet(tmp_path, "train")
-    assert source.labels.tolist() == [1, 0] and source.encoded(1) == JPEG
+    assert source.labels.tolist() == [1, 0] and source.read_encoded(1) == JPEG
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_label_that_no_class_has_is_one_bad_image(tmp_path, label, names, why)
     write_table(tmp_path / "train-00000-of-00001.parquet", columns, names=names)
     source = open_parquet(tmp_path, "train")
     assert len(source) == 5 and len(source.classes) == 3
-    for ask in (source.encoded, source.image, source.read):
+    for ask in (source.read_encoded, source.image, source.read):
         with pytest.raises(BadImage) as caught:
             ask(3)
         assert str(caught.value) == f"train-00000-of-00001.parquet:3: {why}"
@@ -182,7 +182,7 @@ def test_a_row_without_bytes_is_one_bad_image(tmp_path):
     columns = {"image": [{"bytes": JPEG, "path": "a"}, {"bytes": None, "path": "b"}]}
     write_table(tmp_path / "train-00000-of-00001.parquet", {**columns, "label": [0, 1]})
     source = open_parquet(tmp_path, "train")
-    assert source.encoded(0) == JPEG
+    assert source.read_encoded(0) == JPEG
     with pytest.raises(BadImage, match=r"train-00000-of-00001.parquet:1: the row holds no image"):
         source.read(1)
 

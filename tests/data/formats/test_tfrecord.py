@@ -81,13 +81,13 @@ def test_what_is_written_is_read_back(tmp_path):
         assert source.box(number) == sample.box
         difference = source.read(number).astype(int) - decode(sample.data, sample.name)
         assert np.abs(difference).max() <= 3, sample.name
-    assert source.encoded(0) == samples[0].data and source.encoded(1) == samples[1].data
+    assert source.read_encoded(0) == samples[0].data and source.read_encoded(1) == samples[1].data
 
 
 def test_other_than_plain_jpeg_becomes_rgb_jpeg(tmp_path):
     write_both(tmp_path)
     source = open_tfrecord(tmp_path, "train")
-    headers = [read_image_header(source.encoded(number)) for number in range(4)]
+    headers = [read_image_header(source.read_encoded(number)) for number in range(4)]
     assert [(header.format, header.mode) for header in headers] == [
         ("JPEG", "RGB"),
         ("JPEG", "L"),
@@ -176,7 +176,7 @@ def test_a_flipped_bit_in_a_length_is_found_and_located(tmp_path, place):
 
 def check_lost(source, number, message):
     """One entry stands for all that is lost, and says so whichever way it is asked for."""
-    for ask in (source.encoded, source.image, source.read):
+    for ask in (source.read_encoded, source.image, source.read):
         with pytest.raises(BadImage) as caught:
             ask(number)
         assert str(caught.value) == f"{message} there and the rest is lost; fetch it again"
@@ -202,7 +202,7 @@ def test_a_record_whose_data_is_damaged_is_one_bad_image(tmp_path, from_begin):
         rf"train-00001-of-00003:record 1 at byte {begin - 12:,}: the checksum of its data does not"
     )
     with pytest.raises(BadImage, match=why):
-        source.encoded(4)
+        source.read_encoded(4)
     with pytest.raises(BadImage, match=why):
         source.image(4)
     assert source.read(3).shape == source.read(5).shape == (16, 20, 3)
@@ -281,7 +281,7 @@ def test_a_validation_label_that_training_never_had_is_one_bad_image(tmp_path):
     source = open_tfrecord(tmp_path, "valid")
     assert source.classes == ("class0000", "class0001") and source.fault(0) == 0
     with pytest.raises(BadImage, match="label 5, but there are 2 classes, counted from 1"):
-        source.encoded(1)
+        source.read_encoded(1)
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ def test_images_beyond_a_list_of_classes_are_bad(tmp_path):
     faults = [number for number in range(10) if source.fault(number)]
     assert faults == [2, 5, 8]
     with pytest.raises(BadImage, match=r"label 3, but there are 2 classes, counted from 1"):
-        source.encoded(2)
+        source.read_encoded(2)
     assert source.fingerprint()["images"] == 10
 
 

@@ -49,7 +49,7 @@ def test_what_is_written_is_read_back_unchanged(tmp_path):
     assert len(source) == 10 and source.classes == CLASSES
     assert source.labels.tolist() == [sample.label for sample in samples]
     for number, sample in enumerate(samples):
-        assert source.encoded(number) == sample.data and source.box(number) == sample.box
+        assert source.read_encoded(number) == sample.data and source.box(number) == sample.box
         assert source.name(number) == f"train-{number // 4:06}.tar:{sample.name}"
         assert source.read(number).shape == (16, 20, 3)
     assert open_tar(tmp_path, "valid").name(4).startswith("validation-000001.tar:")
@@ -89,7 +89,7 @@ def test_long_names_of_every_tar_are_read(tmp_path, form):
     write_members(tmp_path / "train-000000.tar", members, form=form)
     source = open_tar(tmp_path, "train")
     assert source.name(0) == f"train-000000.tar:{folder}/a.JPEG"
-    assert source.labels.tolist() == [3, 0] and source.encoded(0) == JPEG
+    assert source.labels.tolist() == [3, 0] and source.read_encoded(0) == JPEG
     assert source.name(1) == "train-000000.tar:short.jpg"
     assert source.classes == ("class0000", "class0001", "class0002", "class0003")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.data.layouts.image_files import describe_ignored, holds_images, list_images
+from phalanx.data.layouts.image_files import describe_ignored, has_images, list_images
 
 
 def write_files(root, *names):
@@ -53,9 +53,9 @@ def test_links_in_a_circle_are_not_followed(tmp_path):
 
 def test_the_search_for_one_image_looks_below(tmp_path):
     write_files(tmp_path, "a/b/c.txt")
-    assert not holds_images(tmp_path)
+    assert not has_images(tmp_path)
     write_files(tmp_path, "a/b/c.png")
-    assert holds_images(tmp_path) and not holds_images(tmp_path, rule=1)
+    assert has_images(tmp_path) and not has_images(tmp_path, rule=1)
 
 
 @pytest.mark.parametrize(

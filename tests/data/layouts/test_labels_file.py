@@ -43,8 +43,8 @@ def test_json_lines_are_read():
 def test_splits_are_found_chosen_and_left_over():
     text = "path,label,split\na.jpg,x,Train\nb.jpg,y,train\nc.jpg,x,test\nd.jpg,y,dev\n"
     table = parse(text)
-    assert table.splits["valid"] == {"d.jpg": "y"} and table.left_over == ("test",)
-    assert table.unused == {"c.jpg"}
+    assert table.splits["valid"] == {"d.jpg": "y"} and table.unused_splits == ("test",)
+    assert table.unused_paths == {"c.jpg"}
     assert parse(text, valid_split="test").splits["valid"] == {"c.jpg": "x"}
     with pytest.raises(ConfigError, match=r"--valid-split odd: labels.csv has no such split"):
         parse(text, valid_split="odd")

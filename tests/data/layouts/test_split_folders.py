@@ -17,7 +17,7 @@ def find(root, **options):
     names = [
         folder and folder.relative_to(root).as_posix() for folder in (found.train, found.valid)
     ]
-    return [*names, *found.left_over]
+    return [*names, *found.unused_folders]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from phalanx.data.loading.cache import SharedCaches, free_memory, open_caches, refuse_too_large
+from phalanx.data.loading.cache import SharedCaches, open_caches, read_free_memory, refuse_too_large
 from phalanx.data.loading.loader import Loader
 from phalanx.errors import ConfigError
 from small_batches import GLOBAL_BATCH, assert_same, embedded_spec, photo_spec
@@ -14,7 +14,7 @@ from small_batches import GLOBAL_BATCH, assert_same, embedded_spec, photo_spec
 def walk(spec, *, workers, cache):
     with Loader(spec, workers=workers, cache=cache) as loader:
         steps = [step for [step] in loader.steps_from(0, 4, micro_batch=GLOBAL_BATCH)]
-        return steps, list(loader.evaluation(3))
+        return steps, list(loader.evaluation_batches(3))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -35,7 +35,7 @@ def test_a_file_is_read_once_and_then_no_more(photos, tmp_path):
             os.rename(file, tmp_path / file.name)
         try:
             list(steps)
-            assert loader.bad["train"] == {}
+            assert loader.bad_images["train"] == {}
         finally:
             for file in files:
                 os.rename(tmp_path / file.name, file)
@@ -47,7 +47,7 @@ def test_a_cache_is_seen_by_every_process_that_opens_it(photos):
     shared = SharedCaches({"train": source, "valid": spec.open("valid")}, "here")
     ours, theirs = shared.caches["train"], open_caches(shared.handle)["train"]
     assert ours.get(3) is None
-    data = source.encoded(3)
+    data = source.read_encoded(3)
     theirs.put(3, data)
     assert ours.get(3) == data and ours.get(2) is None and ours.get(4) is None
     theirs.put(4, data + b"longer than the index says")
@@ -68,8 +68,8 @@ def test_a_set_that_does_not_fit_is_refused_with_the_numbers():
 
 
 def test_free_memory_is_what_the_system_says():
-    assert 1 << 26 < free_memory() < 1 << 50
-    assert free_memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 1 << 26 < read_free_memory() < 1 << 50
+    assert read_free_memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def test_images_per_task_do_not_change_batches(photos):

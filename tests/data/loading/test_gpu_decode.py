@@ -205,7 +205,7 @@ def test_batches_of_another_size_can_be_asked_for(folder):
 def test_bad_training_images_are_named_and_replaced_as_the_reader_does(spoiled, decode):
     _, rows, decoder = assert_same_batch(spoiled, "train", decode=decode)
     assert not set(SPOILED) & set(rows.indices.tolist()) and len(rows.indices) == COUNT
-    bad = decoder.reader.problems.bad
+    bad = decoder.reader.problems.bad_images
     assert sorted(bad) == sorted(SPOILED) and "train/cat/03.jpg: " in bad[3]
     assert "60000x60000 pixels, over the 64,000,000 of --max-pixels" in bad[8]
     assert bool(decoder.failed_calls) == (decode is refusing)

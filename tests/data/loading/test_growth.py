@@ -20,7 +20,7 @@ def test_images_grow_at_the_steps_that_are_named(photos, workers):
         assert [step.pixels.shape[1:3] for step in steps] == [
             (16, 16), (16, 16), (24, 24), (32, 32), (32, 32),
         ]  # fmt: skip
-        assert all(batch.pixels.shape[1] == 32 for batch in loader.evaluation(3))
+        assert all(batch.pixels.shape[1] == 32 for batch in loader.evaluation_batches(3))
     with Loader(replace(spec, growth=(), image_size=16), workers=0) as small:
         assert_same(
             steps[:2], [step for [step] in small.steps_from(0, 2, micro_batch=GLOBAL_BATCH)]
@@ -33,7 +33,7 @@ def test_images_grow_at_the_steps_that_are_named(photos, workers):
 
 def test_growth_travels_to_workers():
     spec = photo_spec("somewhere", growth=((2, 16), (3, 24)))
-    assert InputSpec.from_json(spec.to_json()) == spec
+    assert InputSpec.from_dict(spec.to_dict()) == spec
 
 
 def test_an_image_comes_as_often_in_a_row_as_told():

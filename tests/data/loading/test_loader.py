@@ -24,7 +24,7 @@ def test_batches_are_the_same_for_any_number_of_workers(data, photos, workers):
         theirs = [step for [step] in shared.steps_from(3, 9, micro_batch=GLOBAL_BATCH)]
         assert len(ours) == len(theirs) == 6
         assert_same(ours, theirs)
-        assert_same(alone.evaluation(3), shared.evaluation(3))
+        assert_same(alone.evaluation_batches(3), shared.evaluation_batches(3))
 
 
 @pytest.mark.parametrize("data", ["embedded", "photos"])
@@ -82,7 +82,7 @@ def test_the_seed_decides_the_pixels():
 @pytest.mark.parametrize("batch_size", [1, 7, 8, 100])
 def test_scoring_sees_every_image_once(photos, workers, batch_size):
     with Loader(photo_spec(photos), workers=workers) as loader:
-        batches = list(loader.evaluation(batch_size))
+        batches = list(loader.evaluation_batches(batch_size))
         labels = loader.source("valid").labels
     assert all(len(batch.pixels) == batch_size for batch in batches)
     pixels, found, indices, _ = joined(batches)
@@ -93,7 +93,7 @@ def test_scoring_sees_every_image_once(photos, workers, batch_size):
 
 def test_scoring_without_an_order_works(photos):
     with Loader(photo_spec(photos, order=None), workers=2) as loader:
-        assert sum((batch.indices >= 0).sum() for batch in loader.evaluation(5)) == 8
+        assert sum((batch.indices >= 0).sum() for batch in loader.evaluation_batches(5)) == 8
         with pytest.raises(ValueError, match="do not tile"):
             next(loader.steps_from(0, 1, micro_batch=8))
 
@@ -107,16 +107,16 @@ def test_a_micro_batch_that_does_not_tile_the_step_is_refused():
 def test_scoring_amid_training_disturbs_neither(workers):
     with Loader(embedded_spec(), workers=workers) as loader:
         undisturbed = [step for [step] in loader.steps_from(0, 30, micro_batch=GLOBAL_BATCH)]
-        scored = list(loader.evaluation(250))
+        scored = list(loader.evaluation_batches(250))
         steps = []
         for [step] in loader.steps_from(0, 30, micro_batch=GLOBAL_BATCH):
             steps.append(step)
             if len(steps) in (10, 11):
-                assert_same(scored, loader.evaluation(250))
+                assert_same(scored, loader.evaluation_batches(250))
             if len(steps) == 20:
-                next(loader.evaluation(250))  # left after one batch
+                next(loader.evaluation_batches(250))  # left after one batch
         assert_same(undisturbed, steps)
-        assert_same(scored, loader.evaluation(250))
+        assert_same(scored, loader.evaluation_batches(250))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -143,7 +143,7 @@ def test_generated_images_can_be_loaded(workers):
     with Loader(spec, workers=workers) as loader:
         [[step]] = loader.steps_from(2, 3, micro_batch=16)
         assert (step.pixels[3] == loader.source("train").read(step.indices[3])).all()
-        assert sum((batch.indices >= 0).sum() for batch in loader.evaluation(4)) == 10
+        assert sum((batch.indices >= 0).sum() for batch in loader.evaluation_batches(4)) == 10
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -160,7 +160,7 @@ def test_small_images_are_noted_by_name(photos, workers):
 
 def test_an_input_spec_survives_json(photos):
     for spec in (photo_spec(photos), photo_spec(photos, order=None)):
-        assert InputSpec.from_json(spec.to_json()) == spec
+        assert InputSpec.from_dict(spec.to_dict()) == spec
 
 
 def test_mistakes_in_an_input_spec_are_named(photos):
@@ -207,9 +207,9 @@ def test_images_of_other_shares_are_not_read(tmp_path, workers):
     for replica, bad in ((0, []), (1, [wanted[3, 2]])):
         with Loader(spec, workers=workers, max_bad=1) as loader:
             [step] = loader.steps_from(0, 1, micro_batch=4, share=Share((replica,), 2))
-            assert len(step) == 3 and list(loader.bad["train"]) == bad
-            list(loader.evaluation(3, share=Share((replica,), 2)))
-            assert list(loader.bad["valid"]) == ([4] if replica else [])
+            assert len(step) == 3 and list(loader.bad_images["train"]) == bad
+            list(loader.evaluation_batches(3, share=Share((replica,), 2)))
+            assert list(loader.bad_images["valid"]) == ([4] if replica else [])
 
 
 def test_replicas_that_do_not_divide_the_slices_are_refused():
@@ -224,8 +224,10 @@ def test_replicas_that_do_not_divide_the_slices_are_refused():
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_shares_score_every_image_once(photos, workers, replicas):
     with Loader(photo_spec(photos), workers=workers) as loader:
-        whole = list(loader.evaluation(3))  # eight images: two full batches and one padded
-        shares = [list(loader.evaluation(3, share=Share((r,), replicas))) for r in range(replicas)]
+        whole = list(loader.evaluation_batches(3))  # eight images: two full batches and one padded
+        shares = [
+            list(loader.evaluation_batches(3, share=Share((r,), replicas))) for r in range(replicas)
+        ]
     assert [len(share) for share in shares] == [len(whole[r::replicas]) for r in range(replicas)]
     for replica, share in enumerate(shares):
         for batch, expected in zip(share, whole[replica::replicas], strict=True):

@@ -11,7 +11,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (3, 5, 7, 3), np.uint8)
 
 
 def normalised(pixels, how) -> np.ndarray:
-    normaliser = Normaliser(MEAN, STD, device=torch.device("cpu"), how=how)
+    normaliser = Normaliser(MEAN, STD, device=torch.device("cpu"), normalization=how)
     images = normaliser(pixels)
     assert images.shape == (len(pixels), 3, *pixels.shape[1:3])
     return images.permute(0, 2, 3, 1).double().numpy()
@@ -43,9 +43,9 @@ def test_a_plain_image_does_not_blow_up():
 
 @pytest.mark.parametrize("how", ["mean-std", "mean", "per-image", "none"])
 def test_the_place_and_what_travels_change_no_value(how):
-    usual = Normaliser(MEAN, STD, device=torch.device("cpu"), how=how)
-    floats = Normaliser(MEAN, STD, device=torch.device("cpu"), how=how, as_bytes=False)
-    host = Normaliser(MEAN, STD, device=torch.device("cpu"), how=how, on_host=True)
+    usual = Normaliser(MEAN, STD, device=torch.device("cpu"), normalization=how)
+    floats = Normaliser(MEAN, STD, device=torch.device("cpu"), normalization=how, as_bytes=False)
+    host = Normaliser(MEAN, STD, device=torch.device("cpu"), normalization=how, on_host=True)
     assert (
         usual.copy_pixels(PIXELS).dtype == torch.uint8
         and floats.copy_pixels(PIXELS).dtype == torch.float32

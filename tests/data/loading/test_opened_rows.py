@@ -63,8 +63,10 @@ def read_all(loader, steps=STEPS):
     """What training and scoring see, and what was found to be bad or small."""
     with loader:
         trained = join(b for step in loader.steps_from(0, steps, micro_batch=8) for b in step)
-        scored = join(loader.evaluation(7))
-        found = [{split: sorted(d) for split, d in d.items()} for d in (loader.bad, loader.notes)]
+        scored = join(loader.evaluation_batches(7))
+        found = [
+            {split: sorted(d) for split, d in d.items()} for d in (loader.bad_images, loader.notes)
+        ]
     assert not [thread for thread in threading.enumerate() if "prefetch" in thread.name]
     return trained, scored, found
 
@@ -229,12 +231,12 @@ def test_batches_are_the_same_when_a_worker_had_to_be_started_again(spoiled, alo
 def test_shares_of_ranks_are_slices_of_the_whole(whole, workers):
     with open_loader(whole, percent=40, workers=workers) as loader:
         expected = next(loader.steps_from(3, 4, micro_batch=4))
-        scored = list(loader.evaluation(5))
+        scored = list(loader.evaluation_batches(5))
         for rank in range(2):
             share = Share((rank,), 2)
             own = next(loader.steps_from(3, 4, micro_batch=4, share=share))
             pairs = [*zip(expected[rank::2], own, strict=True)]
-            pairs += zip(scored[rank::2], loader.evaluation(5, share), strict=True)
+            pairs += zip(scored[rank::2], loader.evaluation_batches(5, share), strict=True)
             for one, other in pairs:
                 assert torch.equal(one.pixels, other.pixels)
                 assert one.indices.tolist() == other.indices.tolist()
@@ -247,9 +249,9 @@ def test_scoring_amid_training_disturbs_neither(whole):
         for step in loader.steps_from(0, 12, micro_batch=8):  # a thread reads on meanwhile
             steps += step
             if len(steps) % 9 == 0:
-                assert (join(loader.evaluation(7))["pixels"] == scored["pixels"]).all()
+                assert (join(loader.evaluation_batches(7))["pixels"] == scored["pixels"]).all()
             if len(steps) == 15:
-                next(loader.evaluation(7))  # left after one batch
+                next(loader.evaluation_batches(7))  # left after one batch
         assert (join(steps)["pixels"] == undisturbed["pixels"]).all()
 
 
@@ -257,7 +259,7 @@ def test_a_changed_file_is_noticed_in_either_kind_of_row(tmp_path):
     root = write_files(tmp_path, {})
     with open_loader(root, percent=40, workers=2) as loader:
         list(loader.steps_from(0, 1, micro_batch=8))
-        seen = loader.seen
+        seen = loader.image_checksums
     assert (seen["train"] != 0).all()
     order = spec_of(root).order
     images = order.indices(np.arange(COUNT)).tolist()
@@ -268,7 +270,7 @@ def test_a_changed_file_is_noticed_in_either_kind_of_row(tmp_path):
         data = path.read_bytes()
         path.write_bytes(data[:-40] + bytes(38) + data[-2:])
         with open_loader(root, percent=40) as loader:
-            loader.restore_seen(seen)
+            loader.restore_checksums(seen)
             with pytest.raises(DataError, match=f"{number:02}.jpg .*its contents have changed"):
                 list(loader.steps_from(0, 1, micro_batch=8))
         path.write_bytes(data)
@@ -302,7 +304,7 @@ def test_a_gpu_shares_with_workers_to_the_same_bits(tmp_path):
         loader = Loader(spec, workers=workers, backend=build, images_per_task=5)
         with loader:
             batches = [b for step in loader.steps_from(0, STEPS, micro_batch=8) for b in step]
-            batches += loader.evaluation(7)
+            batches += loader.evaluation_batches(7)
             for batch in batches:
                 if batch.ready is not None:
                     batch.ready.synchronize()

@@ -43,8 +43,8 @@ def test_batches_are_those_of_the_host(transform):
         theirs = [step for [step] in device.steps_from(198, 202, micro_batch=GLOBAL_BATCH)]
         assert_same(ours, in_numpy(theirs))
         # 1,500 images in threes of 500: nothing is left to pad, which only the host does
-        assert_same(host.evaluation(500), in_numpy(device.evaluation(500)))
-        assert [len(batch.labels) for batch in device.evaluation(700)] == [700, 700, 100]
+        assert_same(host.evaluation_batches(500), in_numpy(device.evaluation_batches(500)))
+        assert [len(batch.labels) for batch in device.evaluation_batches(700)] == [700, 700, 100]
 
 
 def test_shares_are_slices_of_the_whole():
@@ -55,8 +55,10 @@ def test_shares_are_slices_of_the_whole():
             own = list(loader.steps_from(198, 202, micro_batch=10, share=Share((replica,), 2)))
             for expected, batches in zip(whole, own, strict=True):
                 assert_same(in_numpy(expected[replica::2]), in_numpy(batches))
-        scored = [in_numpy(loader.evaluation(500, share=Share((r,), 2))) for r in range(2)]
-        assert_same(in_numpy(loader.evaluation(500)), [scored[0][0], scored[1][0], scored[0][1]])
+        scored = [in_numpy(loader.evaluation_batches(500, share=Share((r,), 2))) for r in range(2)]
+        assert_same(
+            in_numpy(loader.evaluation_batches(500)), [scored[0][0], scored[1][0], scored[0][1]]
+        )
 
 
 def test_images_in_colour_keep_their_channels():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.data.convert.build import BuildOptions, build
+from phalanx.data.convert.build import BuildOptions, build_dataset
 from phalanx.data.loading.loader import Loader
 from phalanx.data.loading.reader import InputSpec
 from phalanx.data.transforms.transform import TransformSpec
@@ -36,7 +36,7 @@ def test_ten_epochs_of_batches_hold_what_two_hold(photos, tmp_path, form):
     root = photos
     if form != "folder":
         root = tmp_path / form
-        build(photos, root, BuildOptions(to=form), workers=1)
+        build_dataset(photos, root, BuildOptions(to=form), workers=1)
     spec = InputSpec(
         data=form,
         data_dir=str(root),
@@ -50,7 +50,7 @@ def test_ten_epochs_of_batches_hold_what_two_hold(photos, tmp_path, form):
         for epoch in range(EPOCHS):
             first = epoch * steps
             seen = sum(1 for _ in loader.steps_from(first, first + steps, micro_batch=BATCH))
-            seen += sum(1 for _ in loader.evaluation(BATCH))
+            seen += sum(1 for _ in loader.evaluation_batches(BATCH))
             assert seen == steps + 1
             sizes.append(resident_mib())
     early, late = sizes[1], sizes[-1]

@@ -1,8 +1,12 @@
 """What a person is told when data is the limit."""
 
-from phalanx.data.loading.stage_rates import Rate, describe_bottleneck
+from phalanx.data.loading.stage_rates import StageRate, describe_bottleneck
 
-STAGES = [Rate("read", 9000.0, ""), Rate("decode", 430.0, ""), Rate("augment", 2000.0, "")]
+STAGES = [
+    StageRate("read", 9000.0, ""),
+    StageRate("decode", 430.0, ""),
+    StageRate("augment", 2000.0, ""),
+]
 
 
 def test_the_gpu_is_named_where_decoding_is_the_limit_and_it_could_help():

@@ -68,7 +68,10 @@ def spec_of(root, data="tar"):
 def batches(root, data="tar"):
     with Loader(spec_of(root, data), workers=0) as loader:
         [[step]] = loader.steps_from(0, 1, micro_batch=COUNT)
-        return [step.pixels.copy(), *(batch.pixels.copy() for batch in loader.evaluation(COUNT))]
+        return [
+            step.pixels.copy(),
+            *(batch.pixels.copy() for batch in loader.evaluation_batches(COUNT)),
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +91,7 @@ def test_training_and_scoring_see_photos_upright_with_their_boxes(lying, standin
 
 def test_photos_are_left_as_they_are_stored_where_that_is_asked_for(lying, standing):
     spec = replace(spec_of(lying), upright=False)
-    assert InputSpec.from_json(spec.to_json()) == spec
+    assert InputSpec.from_dict(spec.to_dict()) == spec
     source, upright = spec.open("train"), spec_of(standing).open("train")
     for number in range(COUNT):
         same = np.array_equal(source.read(number), upright.read(number))

@@ -11,7 +11,7 @@ from phalanx.data.transforms.augment import (
     AUTO_AUGMENTS,
     BOX_COLUMNS,
     choose_crop,
-    colour_jitter,
+    color_jitter,
     rand_augment,
     random_erasing,
     trivial_augment,
@@ -38,7 +38,7 @@ IMAGES = [NOISE, SMOOTH, PLAIN, GREYS, *SMALL]
 POSITIONS = np.arange(4000)
 
 AUGMENTS = {
-    "colour-jitter": colour_jitter(0.4, 0.4, saturation=0.4, hue=0.1),
+    "colour-jitter": color_jitter(0.4, 0.4, saturation=0.4, hue=0.1),
     **AUTO_AUGMENTS,
     "random-erasing": random_erasing(0.25),
 }
@@ -99,7 +99,7 @@ def test_no_two_augmentations_share_a_number():
 
 
 def test_colour_jitter_of_no_strength_changes_nothing():
-    still = colour_jitter(0, 0, saturation=0, hue=0)
+    still = color_jitter(0, 0, saturation=0, hue=0)
     for image, row in itertools.product(IMAGES, draws_of(still.columns, positions=POSITIONS[:30])):
         assert (still.apply(image, row) == image).all()
 
@@ -107,7 +107,7 @@ def test_colour_jitter_of_no_strength_changes_nothing():
 def test_colour_jitter_goes_from_one_less_the_strength_to_one_more():
     def alone(strength, draw, name):
         strengths = {"brightness": 0, "contrast": 0, "saturation": 0, "hue": 0, name: strength}
-        return colour_jitter(**strengths).apply(NOISE, [0.4, *draw])
+        return color_jitter(**strengths).apply(NOISE, [0.4, *draw])
 
     for draw, factor in [(0.0, 0.6), (0.5, 1.0), (0.75, 1.2)]:
         expected = operations.brightness(NOISE, factor)
@@ -123,7 +123,7 @@ def test_colour_jitter_goes_from_one_less_the_strength_to_one_more():
 
 
 def test_colour_jitter_takes_its_four_operations_in_every_order():
-    made = colour_jitter(0.8, 0.8, saturation=0.8, hue=0.3)
+    made = color_jitter(0.8, 0.8, saturation=0.8, hue=0.3)
     steps = [
         lambda image: operations.brightness(image, 1.4),
         lambda image: operations.contrast(image, 0.6),

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from phalanx.data.convert.build import BuildOptions, build
+from phalanx.data.convert.build import BuildOptions, build_dataset
 from phalanx.data.convert.sample import Sample
 from phalanx.data.verify.near_duplicates import find_near_duplicates, group_equal, group_pairs
 from phalanx.data.verify.verify import (
-    EXACT,
-    MISSING,
-    NEAR,
-    NEARLY_SHARED,
+    EXACT_DUPLICATES,
+    IN_BOTH_SPLITS,
+    MISSING_CLASS,
+    NEAR_DUPLICATES,
+    NEARLY_IN_BOTH_SPLITS,
     OUT_OF_RANGE,
-    SHARED,
     compute_manifest,
-    verify,
+    verify_dataset,
 )
 from phalanx.errors import DataError
 from phalanx.report.verify_page import render_page
@@ -33,7 +33,7 @@ def photos(tmp_path):
 
 
 def look(root):
-    return verify(root, workers=1)
+    return verify_dataset(root, workers=1)
 
 
 def found(result):
@@ -99,10 +99,10 @@ def smaller_and_worse(data):
 @pytest.mark.parametrize(
     ("copy", "kind", "change"),
     [
-        ("train/cat/copy.jpg", EXACT, lambda data: data),
-        ("val/cat/copy.jpg", SHARED, lambda data: data),
-        ("train/cat/copy.jpg", NEAR, smaller_and_worse),
-        ("val/cat/copy.jpg", NEARLY_SHARED, smaller_and_worse),
+        ("train/cat/copy.jpg", EXACT_DUPLICATES, lambda data: data),
+        ("val/cat/copy.jpg", IN_BOTH_SPLITS, lambda data: data),
+        ("train/cat/copy.jpg", NEAR_DUPLICATES, smaller_and_worse),
+        ("val/cat/copy.jpg", NEARLY_IN_BOTH_SPLITS, smaller_and_worse),
     ],
 )
 def test_a_picture_that_lies_there_twice_is_found(photos, copy, kind, change):
@@ -116,14 +116,14 @@ def test_a_picture_that_lies_there_twice_is_found(photos, copy, kind, change):
 
 def test_the_same_picture_with_two_labels_is_said_to_be_so(photos):
     shutil.copy(photos / "train/cat/cat 002.jpg", photos / "train/fish/copy.jpg")
-    (group,) = look(photos).groups[EXACT]
+    (group,) = look(photos).groups[EXACT_DUPLICATES]
     assert {place.why for place in group} == {"the same picture has another label"}
 
 
 def test_a_class_that_a_split_does_without_is_told(photos):
     shutil.rmtree(photos / "val/fish")
     result = look(photos)
-    assert found(result) == {MISSING: 1} and result.missing == ["fish: no validation image"]
+    assert found(result) == {MISSING_CLASS: 1} and result.missing == ["fish: no validation image"]
 
 
 def test_a_label_beyond_the_classes_is_told(tmp_path):
@@ -146,7 +146,7 @@ def test_a_label_beyond_the_classes_is_told(tmp_path):
 def test_the_manifest_follows_the_content_and_not_the_form(photos, tmp_path):
     first = look(photos).manifest
     for to in ("tar", "tfrecord", "packed", "folder"):
-        build(photos, tmp_path / to, BuildOptions(to=to), workers=1)
+        build_dataset(photos, tmp_path / to, BuildOptions(to=to), workers=1)
         assert look(tmp_path / to).manifest == first
     (photos / "train/cat/cat 000.jpg").rename(photos / "train/cat/first.jpg")
     renamed = look(photos).manifest
@@ -166,7 +166,7 @@ def test_the_manifest_does_not_follow_the_order():
 def test_processes_find_the_same(photos):
     write_photos(photos, {"train": 20, "val": 8})
     shutil.copy(photos / "train/cat/cat 002.jpg", photos / "val/cat/copy.jpg")
-    assert verify(photos, workers=2) == verify(photos, workers=1)
+    assert verify_dataset(photos, workers=2) == verify_dataset(photos, workers=1)
 
 
 def test_what_is_handed_out_is_to_be_built_first(tmp_path):
@@ -258,6 +258,6 @@ def test_photos_that_exif_turns_are_counted_and_told_as_a_note(photos):
     turned = Image.fromarray(np.rot90(np.asarray(photo(906)), -1))  # the one of 6, upright
     (photos / "val/cat/upright.png").write_bytes(encode(turned, "PNG"))
     result = look(photos)
-    assert found(result) == {"rotated by EXIF": 3, NEARLY_SHARED: 1} and result.wrong == 1
-    names = {image.name for image in result.groups[NEARLY_SHARED][0]}
+    assert found(result) == {"rotated by EXIF": 3, NEARLY_IN_BOTH_SPLITS: 1} and result.wrong == 1
+    names = {image.name for image in result.groups[NEARLY_IN_BOTH_SPLITS][0]}
     assert names == {"train/cat/cat 002.jpg", "val/cat/upright.png"}

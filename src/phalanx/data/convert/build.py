@@ -22,10 +22,10 @@ from phalanx.data.convert.parquet_writer import ParquetWriter
 from phalanx.data.convert.sample import EncodeOptions, Sample, convert_sample
 from phalanx.data.convert.shard_writers import TarWriter, TFRecordWriter
 from phalanx.data.convert.source_splits import (
-    AS_IT_LIES,
+    DEFAULT_SOURCE_OPTIONS,
     ImageTask,
-    Progress,
-    Reading,
+    OnProgress,
+    SourceOptions,
     SourceSplit,
     choose_workers,
     find_source_splits,
@@ -124,26 +124,28 @@ class _BadImagesFound(Exception):
         self.bad = bad
 
 
-def build(
+def build_dataset(
     src: Path,
     out: Path,
     options: BuildOptions,
     *,
-    reading: Reading = AS_IT_LIES,
+    source_options: SourceOptions = DEFAULT_SOURCE_OPTIONS,
     max_bad: str | None = None,
     workers: int | None = None,
-    on_progress: Progress = lambda *_: None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> dict[str, _SplitResult]:
     """Write the data in `src` to `out` in another format; returns what was done by split."""
     with out_errors(out, _AGAIN):
         _refuse_foreign(out)
-    splits = find_source_splits(src, reading)
+    splits = find_source_splits(src, source_options)
     pool = ProcessPool(choose_workers(splits, workers))
     with out_errors(out, _AGAIN), lock_output(out), pool:
         for folder in (out, out / PHALANX_FOLDER):
             for leftover in folder.glob(".*.*.part"):  # from a killed process
                 leftover.unlink()
-        record = _open_record(out, splits, {**asdict(options), **_find_own_reading(reading)})
+        record = _open_record(
+            out, splits, {**asdict(options), **_list_changed_source_options(source_options)}
+        )
         running = _Build(splits, out, options, pool, record, max_bad, on_progress)
         return {split.name: running.build_split(split) for split in splits}
 
@@ -163,10 +165,10 @@ def _refuse_foreign(out: Path) -> None:
         raise DataError(f"{out}: is not empty ({names}) and has no build in it; {_ANOTHER}")
 
 
-def _find_own_reading(reading: Reading) -> dict[str, Any]:
+def _list_changed_source_options(source_options: SourceOptions) -> dict[str, Any]:
     """The options of reading that are not the default; older records have none of them."""
-    usual, limits = asdict(DEFAULT_LIMITS), asdict(reading.limits)
-    layout, val_split = reading.layout, reading.val_split
+    usual, limits = asdict(DEFAULT_LIMITS), asdict(source_options.limits)
+    layout, val_split = source_options.layout, source_options.val_split
     options = {
         "val_split": val_split and val_split.wanted,
         "valid_split": layout.valid_split,
@@ -248,7 +250,7 @@ class _Build:
     pool: ProcessPool
     record: dict[str, Any]  # the contents of build.json
     max_bad: str | None
-    on_progress: Progress
+    on_progress: OnProgress
 
     def build_split(self, split: SourceSplit) -> _SplitResult:
         """Write one split; if images turn out to be bad, write it again without them."""
@@ -372,10 +374,12 @@ def _convert_task(work: tuple[ImageTask, EncodeOptions]) -> list[tuple[int, Samp
             if isinstance(sample, str):
                 converted.append((number, sample, False))
                 continue
-            after = convert_sample(sample, options, max_pixels=task.split.reading.limits.max_pixels)
+            after = convert_sample(
+                sample, options, max_pixels=task.split.source_options.limits.max_pixels
+            )
             converted.append((number, after, after is not sample))
         except BadImage as bad:
             # as the source names it: with its split or shard, wherever it turned out to be bad
             name = bad.name if task.samples is not None else open_once(task.split).name(number)
-            converted.append((number, f"{name}: {bad.why}", False))
+            converted.append((number, f"{name}: {bad.reason}", False))
     return converted

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from phalanx.data.convert.sample import Sample
 from phalanx.data.formats.decode import encode_png
-from phalanx.data.formats.detect import detect_one
+from phalanx.data.formats.detect import detect_only_dataset
 from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
 from phalanx.data.formats.imagenet import SEQUENTIAL_FORMATS
 from phalanx.data.formats.index import IndexedSource
@@ -35,8 +35,8 @@ from phalanx.plan.machine import count_cores
 
 SPLITS = ("train", "valid")
 TASK_IMAGES = 16
-Progress = Callable[[str, int, int], object]  # called with split, images done, and total
-_USUAL = LayoutOptions()
+OnProgress = Callable[[str, int, int], object]  # called with split, images done, and total
+_DEFAULT_LAYOUT = LayoutOptions()
 _Numbers = Sequence[int] | NDArray[np.int64]
 
 
@@ -47,7 +47,7 @@ class SourceSplit:
     name: str  # train or valid
     data: str
     folder: Path
-    reading: "Reading"
+    source_options: "SourceOptions"
     images: int
     classes: tuple[str, ...]
     fingerprint: dict[str, Any]
@@ -62,7 +62,7 @@ class SourceSplit:
     @property
     def key(self) -> "SplitKey":
         """The key that opens the source in any process."""
-        return SplitKey(self.data, self.folder, self.name, self.reading)
+        return SplitKey(self.data, self.folder, self.name, self.source_options)
 
     def count_classes(self, bad: Collection[int] = ()) -> NDArray[np.int64]:
         """The number of images of each class, without bad ones and those of unknown classes."""
@@ -71,15 +71,15 @@ class SourceSplit:
         return np.bincount(known, minlength=len(self.classes))
 
 
-class Reading(NamedTuple):
+class SourceOptions(NamedTuple):
     """How a dataset is read: limits, layout, and a validation split to hold out."""
 
     limits: ReadLimits = DEFAULT_LIMITS  # an image that exceeds them is bad
-    layout: LayoutOptions = _USUAL
+    layout: LayoutOptions = _DEFAULT_LAYOUT
     val_split: ValSplit | None = None
 
 
-AS_IT_LIES = Reading()
+DEFAULT_SOURCE_OPTIONS = SourceOptions()
 
 
 class SplitKey(NamedTuple):
@@ -88,7 +88,7 @@ class SplitKey(NamedTuple):
     data: str
     folder: Path
     split: str
-    reading: Reading
+    source_options: SourceOptions
 
 
 class ImageTask(NamedTuple):
@@ -99,11 +99,13 @@ class ImageTask(NamedTuple):
     samples: Sequence[Sample | str] | None  # for a bad image, what is wrong
 
 
-def find_source_splits(root: Path, reading: Reading = AS_IT_LIES) -> list[SourceSplit]:
+def find_source_splits(
+    root: Path, source_options: SourceOptions = DEFAULT_SOURCE_OPTIONS
+) -> list[SourceSplit]:
     """The splits of the only dataset in a folder; raises DataError for none or several."""
     open_once.cache_clear()  # the files may have changed since they were last opened here
-    found = detect_one(root, reading.layout)
-    data, folder, val_split = found.data, found.folder, reading.val_split
+    found = detect_only_dataset(root, source_options.layout)
+    data, folder, val_split = found.data, found.folder, source_options.val_split
     if val_split is not None and data in SEQUENTIAL_FORMATS:
         raise ConfigError(
             f"--val-split: {data} can only be read in its own order; build it without the option, "
@@ -112,14 +114,15 @@ def find_source_splits(root: Path, reading: Reading = AS_IT_LIES) -> list[Source
     names = [
         name
         for name in SPLITS
-        if val_split is not None or DATA_FORMATS[data].has_split(folder, name, reading.layout)
+        if val_split is not None
+        or DATA_FORMATS[data].has_split(folder, name, source_options.layout)
     ]
-    return [_describe_split(SplitKey(data, folder, name, reading)) for name in names]
+    return [_describe_split(SplitKey(data, folder, name, source_options)) for name in names]
 
 
 def _describe_split(key: SplitKey) -> SourceSplit:
     """What is known about a split from its index or its headers."""
-    data, folder, name, reading = key
+    data, folder, name, source_options = key
     labels, file_times = None, ""
     if data in SEQUENTIAL_FORMATS:
         sequential = SEQUENTIAL_FORMATS[data]
@@ -136,7 +139,7 @@ def _describe_split(key: SplitKey) -> SourceSplit:
         name=name,
         data=data,
         folder=folder,
-        reading=reading,
+        source_options=source_options,
         images=fingerprint["images"],
         classes=classes,
         fingerprint=fingerprint,
@@ -148,9 +151,9 @@ def _describe_split(key: SplitKey) -> SourceSplit:
 @lru_cache(maxsize=4)
 def open_once(key: SplitKey) -> Source:
     """The source of a split, opened once by each process."""
-    layout, val_split = key.reading.layout, key.reading.val_split
+    layout, val_split = key.source_options.layout, key.source_options.val_split
     source = open_format(key.data, key.folder, key.split, layout=layout, val_split=val_split)
-    return set_limits(source, key.reading.limits)
+    return set_limits(source, key.source_options.limits)
 
 
 def choose_workers(splits: Sequence[SourceSplit], workers: int | None) -> int:
@@ -181,7 +184,9 @@ def _read_sequential(split: SourceSplit, numbers: _Numbers) -> Iterator[Sample |
     wanted = map(int, numbers)
     first = upcoming = next(wanted)
     sequential = SEQUENTIAL_FORMATS[split.data]
-    images = sequential.iterate(split.folder, split.name, start=first, limits=split.reading.limits)
+    images = sequential.iterate(
+        split.folder, split.name, start=first, limits=split.source_options.limits
+    )
     for number, image in enumerate(images, first):
         if number != upcoming:
             continue
@@ -199,11 +204,11 @@ def _read_sequential(split: SourceSplit, numbers: _Numbers) -> Iterator[Sample |
 
 def read_sample(source: Source, number: int) -> Sample:
     """An image with its name, label and box; raises BadImage."""
-    encoded = getattr(source, "encoded", None)
+    read_encoded = getattr(source, "read_encoded", None)
     box = getattr(source, "box", None)
     return Sample(
         name=find_portable_name(source, number),
-        data=encoded(number) if encoded else encode_png(source.read(number)),
+        data=read_encoded(number) if read_encoded else encode_png(source.read(number)),
         label=int(source.labels[number]),
         box=box(number) if box else None,
     )

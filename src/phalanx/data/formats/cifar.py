@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from phalanx.data.formats.arrays import ArraySource, build_array_source, read_archive
 from phalanx.data.formats.image_file import open_data_file
-from phalanx.data.formats.index import read_errors
+from phalanx.data.formats.index import convert_read_errors
 from phalanx.errors import DataError
 
 _PIXEL_BYTES = 3 * 32 * 32
@@ -66,7 +66,7 @@ def open_cifar(data: str, folder: Path, split: str) -> ArraySource:
         members = [f"{layout.folder}/{name}" for name in names]
         contents = read_archive(location, members, hint="fetch it again")
     else:
-        with read_errors(location, "fetch it again"):
+        with convert_read_errors(location, "fetch it again"):
             contents = [_read_file(location / name) for name in names]
     batches = [
         _to_records(layout, location / name, content)

@@ -52,12 +52,12 @@ cv2.setNumThreads(0)  # workers share the cores already, and results do not vary
 
 
 class BadImage(Exception):
-    """An image that cannot be read: its name and why."""
+    """An image that cannot be read: its name and the reason."""
 
-    def __init__(self, name: str, why: str):
-        super().__init__(f"{name}: {why}")
+    def __init__(self, name: str, reason: str):
+        super().__init__(f"{name}: {reason}")
         self.name = name
-        self.why = why
+        self.reason = reason
 
 
 def decode(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.data.formats.folder import describe_layout
-from phalanx.data.formats.index import IndexedSource, read_errors
+from phalanx.data.formats.index import IndexedSource, convert_read_errors
 from phalanx.data.formats.sources import DATA_FORMATS, FOLDER_FORMS, Source, refuse_no_folder
 from phalanx.data.layouts.image_files import has_loose_images, list_folders
 from phalanx.data.layouts.listing import LayoutOptions
@@ -19,7 +19,7 @@ _MAX_DEPTH = 3
 # folders below these may hold more datasets; folders of images are not searched
 _SEARCHED_BELOW = {"packed", "cifar10", "cifar100", "mnist", "fashion-mnist"}
 _IMAGENET_FORMS = (*FOLDER_FORMS, "tfrecord", "tar", "parquet", "packed")
-_USUAL = LayoutOptions()
+_DEFAULT_LAYOUT = LayoutOptions()
 _TABLES = (".csv", ".tsv", ".jsonl")  # may hold labels
 _MEND_RIGHTS = "check its permissions"
 
@@ -33,7 +33,7 @@ class DetectedDataset:
     files: str  # a description of its files
 
 
-def detect_datasets(root: Path, layout: LayoutOptions = _USUAL) -> list[DetectedDataset]:
+def detect_datasets(root: Path, layout: LayoutOptions = _DEFAULT_LAYOUT) -> list[DetectedDataset]:
     """Every dataset in a folder and up to three levels below it, the nearest first.
 
     If the layout says how images get their classes, the folder is one dataset of images.
@@ -56,7 +56,7 @@ def detect_datasets(root: Path, layout: LayoutOptions = _USUAL) -> list[Detected
 
 def _descend(folder: Path) -> Path:
     """The folder with the images, below folders that contain only the next one."""
-    with read_errors(folder, _MEND_RIGHTS):
+    with convert_read_errors(folder, _MEND_RIGHTS):
         for _ in range(_MAX_DEPTH):
             inner = list_folders(folder)
             is_way = len(inner) == 1 and find_split_folders(folder, loose=True).flat
@@ -66,11 +66,11 @@ def _descend(folder: Path) -> Path:
     return folder
 
 
-def detect_one(root: Path, layout: LayoutOptions = _USUAL) -> DetectedDataset:
+def detect_only_dataset(root: Path, layout: LayoutOptions = _DEFAULT_LAYOUT) -> DetectedDataset:
     """The only dataset in a folder; raises DataError for none or several."""
     found = detect_datasets(root, layout)
     if not found:
-        raise DataError(describe_nothing(root))
+        raise DataError(describe_no_dataset(root))
     if len(found) > 1:
         lines = [f"  {one.folder}: {one.data} ({one.files})" for one in found]
         first = f"{root}: there are several datasets here; give the folder of just one:"
@@ -78,7 +78,9 @@ def detect_one(root: Path, layout: LayoutOptions = _USUAL) -> DetectedDataset:
     return found[0]
 
 
-def locate_dataset(data: str, root: Path, layout: LayoutOptions = _USUAL) -> tuple[str, Path]:
+def locate_dataset(
+    data: str, root: Path, layout: LayoutOptions = _DEFAULT_LAYOUT
+) -> tuple[str, Path]:
     """The actual format and folder of a dataset, from its name and a folder that contains it.
 
     The folder itself if the dataset is there, else a folder below it. ImageNet may have any
@@ -87,20 +89,20 @@ def locate_dataset(data: str, root: Path, layout: LayoutOptions = _USUAL) -> tup
     if data not in DATA_FORMATS or data not in DATASETS or not root.is_dir():
         return data, root
     plain = layout.labels is None and layout.class_from is None
-    with read_errors(root, _MEND_RIGHTS):
+    with convert_read_errors(root, _MEND_RIGHTS):
         if plain and DATA_FORMATS[data].is_in(root):
             return data, root
     forms = {"imagenet": _IMAGENET_FORMS, "folder": FOLDER_FORMS}.get(data, (data,))
     found = [one for one in detect_datasets(root, layout) if one.data in forms]
     if len(found) > 1:
-        raise ConfigError(describe_choices(root, found))
+        raise ConfigError(describe_several_datasets(root, found))
     if not found:
         return data, root
     same_files = data in FOLDER_FORMS and found[0].data in FOLDER_FORMS
     return data if same_files else found[0].data, found[0].folder
 
 
-def describe_found(data: str, folder: Path, layout: LayoutOptions = _USUAL) -> str:
+def describe_data_layout(data: str, folder: Path, layout: LayoutOptions = _DEFAULT_LAYOUT) -> str:
     """A line on how a folder of image files is read; empty for any other format."""
     return describe_layout(folder, layout) if data in FOLDER_FORMS else ""
 
@@ -128,7 +130,7 @@ def describe_files(sources: Iterable[Source]) -> str:
     return " and ".join(shown)
 
 
-def describe_nothing(root: Path) -> str:
+def describe_no_dataset(root: Path) -> str:
     """The error message for a folder in which no dataset was found."""
     for folder in (root, *_list_readable_folders(root)):
         if has_loose_images(folder):
@@ -153,7 +155,7 @@ def describe_conversion(found: DetectedDataset) -> str:
     )
 
 
-def describe_choices(root: Path, found: list[DetectedDataset]) -> str:
+def describe_several_datasets(root: Path, found: list[DetectedDataset]) -> str:
     """The error message for a folder with several datasets: the options that name each."""
     lines = [f"  --data {f.data} --data-dir {f.folder}    ({f.files})" for f in found]
     return "\n".join([f"{root}: there are several datasets here; choose one:", *lines])
@@ -165,7 +167,7 @@ def _search(root: Path) -> Iterator[tuple[Path, list[str]]]:
     for depth in range(_MAX_DEPTH + 1):
         below: list[Path] = []
         for folder in level:
-            with read_errors(folder, _MEND_RIGHTS):
+            with convert_read_errors(folder, _MEND_RIGHTS):
                 formats = [name for name, kind in DATA_FORMATS.items() if kind.is_in(folder)]
             if "folder" in formats and "imagenet" in formats:
                 formats.remove("folder")  # the same files; imagenet is more specific

@@ -20,7 +20,7 @@ except ImportError:  # reported when a checksum is needed: datasets in memory ne
 from phalanx.data.formats.image_file import open_data_file
 from phalanx.errors import DataError
 
-_GIVEN: dict[str, tuple[int, int]] = {}  # by key: descriptor and size of the parent's copies
+_INHERITED: dict[str, tuple[int, int]] = {}  # by key: descriptor and size of the parent's copies
 
 
 class _SharedCopy(mmap.mmap):
@@ -54,8 +54,8 @@ def copy_to_memory(path: Path, begin: int = 0) -> _SharedCopy:
         stat = os.fstat(file.fileno())
         key = f"{path.absolute()}\0{begin}\0{stat.st_size}\0{stat.st_mtime_ns}"
         found = _copies.get(key)
-        if found is None and key in _GIVEN:
-            found = _SharedCopy(*_GIVEN[key])
+        if found is None and key in _INHERITED:
+            found = _SharedCopy(*_INHERITED[key])
         elif found is None:
             file.seek(begin)
             content = file.read(stat.st_size - begin)
@@ -75,9 +75,9 @@ def list_copies() -> dict[str, _SharedCopy]:
     return {key: copy for key, copy in _copies.items() if copy.memory is not None}
 
 
-def take_copies(given: dict[str, tuple[int, int]]) -> None:
+def inherit_copies(copies: dict[str, tuple[int, int]]) -> None:
     """In a worker: use the parent's copies (descriptor and size) instead of making them again."""
-    _GIVEN.update(given)
+    _INHERITED.update(copies)
 
 
 def open_anonymous_memory(size: int) -> Any:

@@ -14,8 +14,8 @@ from phalanx.data.formats.index import (
     Index,
     IndexedSource,
     Snapshot,
+    convert_read_errors,
     load_or_build_index,
-    read_errors,
     snapshot_files,
 )
 from phalanx.data.layouts import labels_file
@@ -42,7 +42,7 @@ from phalanx.errors import ConfigError, DataError
 _FINDINGS_SHOWN = 10
 _SMALL_TABLE = 2**21  # bytes of a table of labels up to which all its images are checked
 _CHECK_PERMISSIONS = "check its permissions"
-_DEFAULT = LayoutOptions()
+_DEFAULT_LAYOUT = LayoutOptions()
 NO_VALID_SPLIT = "hold some out with --val-split 10%"
 
 _Select = Callable[[list[str]], list[str]]  # a class's files to those of a split, by rule 1
@@ -51,9 +51,9 @@ _Select = Callable[[list[str]], list[str]]  # a class's files to those of a spli
 class FolderSource(IndexedSource):
     """Random access to image files, whose sizes must be as when they were indexed."""
 
-    def encoded(self, index: int) -> bytes:
+    def read_encoded(self, index: int) -> bytes:
         """The bytes of the image's file; raises BadImage if it is gone or its size has changed."""
-        data = super().encoded(index)
+        data = super().read_encoded(index)
         size = int(self.index.sizes[index])
         if 0 <= size != len(data):  # below zero: it was a broken link when the folder was indexed
             why = f"has changed: {len(data):,} bytes, {size:,} when the folder was opened"
@@ -92,7 +92,7 @@ class _SplitPlan:
 def open_folder(
     root: Path,
     split: str,
-    layout: LayoutOptions = _DEFAULT,
+    layout: LayoutOptions = _DEFAULT_LAYOUT,
     *,
     form: str = "folder",
     tables: Iterable[Path] = (),
@@ -110,9 +110,9 @@ def open_folder(
     )
 
 
-def describe_layout(root: Path, layout: LayoutOptions = _DEFAULT) -> str:
+def describe_layout(root: Path, layout: LayoutOptions = _DEFAULT_LAYOUT) -> str:
     """A line on how a folder is read."""
-    with read_errors(root, _CHECK_PERMISSIONS):
+    with convert_read_errors(root, _CHECK_PERMISSIONS):
         if layout.labels is not None:
             table = _read_label_table(root, layout)
             return labels_file.describe_table(table, Path(layout.labels).name)
@@ -127,9 +127,9 @@ def describe_layout(root: Path, layout: LayoutOptions = _DEFAULT) -> str:
         return text
 
 
-def has_split(root: Path, split: str, layout: LayoutOptions = _DEFAULT) -> bool:
+def has_split(root: Path, split: str, layout: LayoutOptions = _DEFAULT_LAYOUT) -> bool:
     """Whether a folder has a split."""
-    with read_errors(root, _CHECK_PERMISSIONS):
+    with convert_read_errors(root, _CHECK_PERMISSIONS):
         if layout.labels is not None:
             return split in _read_label_table(root, layout).splits
         return _find_folders(root, layout).find(split) is not None
@@ -141,7 +141,7 @@ def has_split(root: Path, split: str, layout: LayoutOptions = _DEFAULT) -> bool:
 def _make_plan(root: Path, split: str, layout: LayoutOptions, form: str) -> _SplitPlan:
     """How the images of a split are found; raises DataError if the folder lacks the split."""
     key = f"{form}-{split}{layout.key}"
-    with read_errors(root, _CHECK_PERMISSIONS):
+    with convert_read_errors(root, _CHECK_PERMISSIONS):
         if layout.labels is not None:
             return _plan_by_table(root, split, layout, key)
         folders = _find_folders(root, layout)
@@ -178,7 +178,7 @@ def _describe_missing(root: Path, split: str, found: SplitFolders, layout: Layou
             f"{root}: no class folders; give the folder that holds them, or give the classes with "
             "--labels FILE, or --class-from prefix for names such as cat.1.jpg"
         )
-    unused = [name for name in found.left_over if list_folders(root / name)]
+    unused = [name for name in found.unused_folders if list_folders(root / name)]
     other = f", or score {unused[0]}/ with --valid-split {unused[0]}" if unused else ""
     return f"{root}: no validation data ({there}); {NO_VALID_SPLIT}, or add val/CLASS/{other}"
 
@@ -246,12 +246,12 @@ def _plan_by_table(root: Path, split: str, layout: LayoutOptions, key: str) -> _
             what = {"train": "training", "valid": "validation"}[split]
             raise DataError(f"{path}: has no {what} rows; {way_out}")
         labels, classes = table.splits[split], table.classes
-        others = {*table.unused}.union(*(table.splits[n] for n in table.splits if n != split))
+        others = {*table.unused_paths}.union(*(table.splits[n] for n in table.splits if n != split))
         found = list_by_table(root, root, labels, classes=classes, table=path, others=others)
         if split == "valid" and "train" in table.splits:
             found.ignored.clear()  # counted with the training images
-        elif table.unused:
-            found.ignored[f"in unused rows of {path.name}"] += len(table.unused)
+        elif table.unused_paths:
+            found.ignored[f"in unused rows of {path.name}"] += len(table.unused_paths)
         unknown = sorted({*labels.values()} - {*classes})
         found.findings += [f"{path}: no training row is of class {name!r}" for name in unknown]
         return found
@@ -286,7 +286,7 @@ def _read_label_table(root: Path, layout: LayoutOptions) -> labels_file.LabelTab
 
 
 def _read_text(path: Path) -> str:
-    with read_errors(path, _CHECK_PERMISSIONS), open_data_file(path) as file:
+    with convert_read_errors(path, _CHECK_PERMISSIONS), open_data_file(path) as file:
         try:
             return file.read().decode()
         except UnicodeDecodeError:
@@ -312,7 +312,7 @@ def open_with_first_val_split(root: Path, split: str, *, share: float, seed: int
     """One side of a folder as split by rule 1: each image at random, from its name and the seed."""
     if not 0 < share < 1:
         raise ConfigError(f"--val-split: expected a share between 0% and 100%, got {share:.0%}")
-    with read_errors(root, _CHECK_PERMISSIONS):
+    with convert_read_errors(root, _CHECK_PERMISSIONS):
         folders = find_split_folders(root, rule=1)
         if folders.valid is not None:
             raise ConfigError(
@@ -352,7 +352,7 @@ def _open_index(plan: _SplitPlan, build: Callable[[], Index]) -> Index:
             rows += snapshot_folder(plan.folder, known, rule=plan.rule, by_class_folder=by_class)
         return [*rows, *snapshot_files(plan.root, plan.tables)]
 
-    with read_errors(plan.folder, _CHECK_PERMISSIONS):
+    with convert_read_errors(plan.folder, _CHECK_PERMISSIONS):
         return load_or_build_index(plan.root, plan.key, snapshot=take_snapshot, build=build)
 
 

@@ -23,7 +23,7 @@ from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.folder import FolderSource, open_folder
 from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits, read_image_file
 from phalanx.data.formats.imagenet_devkit import read_validation_synsets
-from phalanx.data.formats.index import Box, Index, enclosing_box, read_errors
+from phalanx.data.formats.index import Box, Index, convert_read_errors, enclosing_box
 from phalanx.data.layouts.image_files import list_folders
 from phalanx.data.layouts.listing import LayoutOptions
 from phalanx.data.layouts.split_folders import find_split_folders
@@ -44,7 +44,7 @@ _SEQUENTIAL_FILES = (  # whose sizes show whether the data has changed
     *_KAGGLE_SOLUTIONS.values(),
 )
 _NO_BOX = (np.nan,) * 4
-_DEFAULT = LayoutOptions()
+_DEFAULT_LAYOUT = LayoutOptions()
 
 
 class _SynsetImage(NamedTuple):
@@ -113,7 +113,7 @@ def has_imagenet_folders(root: Path) -> bool:
     return (root / BOXES_FILE).is_file() or synsets * 2 > len(names)
 
 
-def open_imagenet(root: Path, split: str, layout: LayoutOptions = _DEFAULT) -> FolderSource:
+def open_imagenet(root: Path, split: str, layout: LayoutOptions = _DEFAULT_LAYOUT) -> FolderSource:
     """One split of ImageNet in folders, with bounding boxes if their table exists."""
     tables = [root / BOXES_FILE] if (root / BOXES_FILE).is_file() else []
     add_boxes = partial(_add_boxes, root)
@@ -351,7 +351,7 @@ def _list_kaggle_files(root: Path, split: str) -> Iterator[str]:
 
 
 def _list_names(folder: Path) -> list[str]:
-    with read_errors(folder, "unpack it again"):
+    with convert_read_errors(folder, "unpack it again"):
         return sorted(name for name in os.listdir(folder) if not name.startswith("."))
 
 

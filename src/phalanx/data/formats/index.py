@@ -61,7 +61,7 @@ _FAULT_REASONS = {
 
 
 @contextmanager
-def read_errors(path: Path, hint: str) -> Iterator[None]:
+def convert_read_errors(path: Path, hint: str) -> Iterator[None]:
     """Context that turns an OSError into a DataError with the file and what to do."""
     try:
         yield
@@ -287,19 +287,19 @@ class IndexedSource:
 
     def read(self, index: int) -> NDArray[np.uint8]:
         """The image as RGB; raises BadImage if it cannot be read or decoded."""
-        data, max_pixels = self.encoded(index), self.limits.max_pixels
+        data, max_pixels = self.read_encoded(index), self.limits.max_pixels
         return decode(data, self.name(index), max_pixels=max_pixels, upright=self.upright)
 
     def image(self, index: int) -> Image:
         """The image, to be decoded as far as needed; raises BadImage."""
-        return self.to_image(index, self.encoded(index))
+        return self.to_image(index, self.read_encoded(index))
 
     def to_image(self, index: int, data: bytes) -> Image:
-        """The image of the bytes that `encoded` returned, to be decoded as far as needed."""
+        """The image of the bytes that `read_encoded` returned, to be decoded as far as needed."""
         max_pixels = self.limits.max_pixels
         return EncodedImage(data, self.name(index), max_pixels=max_pixels, upright=self.upright)
 
-    def encoded(self, index: int) -> bytes:
+    def read_encoded(self, index: int) -> bytes:
         """The bytes of the image's file, or of its part of one; raises BadImage."""
         file, size = int(self.index.file_numbers[index]), int(self.index.sizes[index])
         if self.index.names is None:

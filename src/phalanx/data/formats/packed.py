@@ -27,8 +27,8 @@ from phalanx.data.formats.image_file import open_data_file
 from phalanx.data.formats.index import (
     Index,
     IndexedSource,
+    convert_read_errors,
     hash_snapshot,
-    read_errors,
     snapshot_files,
 )
 from phalanx.data.string_array import StringArray, pack_strings
@@ -79,7 +79,7 @@ class _PackedSource(IndexedSource):
         height, width = int(self.arrays["heights"][index]), int(self.arrays["widths"][index])
         return np.frombuffer(data, np.uint8).reshape(height, width, 3)
 
-    def encoded(self, index: int) -> bytes:
+    def read_encoded(self, index: int) -> bytes:
         """The image as a file: the stored JPEG, or a PNG of raw pixels."""
         return encode_png(self.read(index)) if self.raw else self._read_checked(index)
 
@@ -89,7 +89,7 @@ class _PackedSource(IndexedSource):
 
     def _read_checked(self, index: int) -> bytes:
         """The bytes of an image; raises BadImage if they changed after packing."""
-        data = super().encoded(index)
+        data = super().read_encoded(index)
         if _CHECKSUMS[self.header["format"]](data) != int(self.arrays["checksums"][index]):
             raise BadImage(self.name(index), _CHANGED_AFTER_PACKING)
         return data
@@ -133,7 +133,7 @@ def open_packed(root: Path, split: str) -> _PackedSource:
 
 def read_header(path: Path) -> dict[str, Any]:
     """The JSON header of a packed file."""
-    with read_errors(path, _BUILD_AGAIN), open_data_file(path) as file:
+    with convert_read_errors(path, _BUILD_AGAIN), open_data_file(path) as file:
         return _parse_header(file, path)[1]
 
 
@@ -160,7 +160,7 @@ def _parse_header(file: BinaryIO, path: Path) -> tuple[bytes, dict[str, Any]]:
 
 def _read_content(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The header and the arrays of a packed file, after their checksums were verified."""
-    with read_errors(path, _BUILD_AGAIN), open_data_file(path) as file:
+    with convert_read_errors(path, _BUILD_AGAIN), open_data_file(path) as file:
         text, header = _parse_header(file, path)
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TAIL.size))

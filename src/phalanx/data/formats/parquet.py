@@ -20,7 +20,7 @@ from phalanx.data.formats.image_file import refuse_special
 from phalanx.data.formats.index import NO_LABEL, WRONG_LABEL, Index, IndexedSource
 from phalanx.data.formats.shards import (
     MAX_CLASSES,
-    SCANNED,
+    SCAN_DTYPE,
     SHARD_SPLITS,
     ShardFiles,
     ShardFormat,
@@ -133,7 +133,7 @@ class _ParquetSource(IndexedSource):
         self._files: dict[int, _ParquetFile] = {}
         self._groups: OrderedDict[tuple[int, int], Any] = OrderedDict()
 
-    def encoded(self, index: int) -> bytes:
+    def read_encoded(self, index: int) -> bytes:
         """The bytes of the encoded image in the row; raises BadImage."""
         number, row = int(self.index.file_numbers[index]), int(self.index.offsets[index])
         if self.index.sizes[index] < 0:
@@ -202,7 +202,7 @@ def _scan_file(path: Path) -> ShardScan:
     missing = column.is_null().to_numpy()
     labels = np.where(missing, -1, column.fill_null(0).to_numpy().astype(np.int64))
     wrong = (labels < 0) | (labels >= (len(class_names) or MAX_CLASSES))
-    rows = np.zeros(len(labels), SCANNED)
+    rows = np.zeros(len(labels), SCAN_DTYPE)
     rows["offset"], rows["label"], rows["box"] = np.arange(len(labels)), labels, np.nan
     rows["size"] = np.where(missing, NO_LABEL, np.where(wrong, WRONG_LABEL, 0))
     names = pack_strings(map(str, range(len(labels))))

@@ -15,8 +15,8 @@ from phalanx.data.formats.index import (
     Box,
     Index,
     IndexedSource,
+    convert_read_errors,
     load_or_build_index,
-    read_errors,
     snapshot_files,
 )
 from phalanx.data.process_pool import ProcessPool, WorkerKilled
@@ -65,7 +65,7 @@ class ShardFiles:
     def _match(self, folder: Path, names: Sequence[str]) -> list[re.Match[str]]:
         """The files of a split in a folder."""
         pattern = re.compile(rf"(?:.+[-_.])?(?:{'|'.join(names)})-(?P<number>\d+){self.tail}")
-        with read_errors(folder, "check its permissions, or download it again"):
+        with convert_read_errors(folder, "check its permissions, or download it again"):
             return [m for path in folder.iterdir() if (m := pattern.fullmatch(path.name))]
 
 
@@ -108,7 +108,7 @@ def _describe_missing(
 
 def read_class_names(path: Path) -> tuple[str, ...] | None:
     """The class names in a file, one per line; None if there is no such file."""
-    with read_errors(path, "check its permissions"):
+    with convert_read_errors(path, "check its permissions"):
         if not path.exists():
             return None
         with open_data_file(path) as file:
@@ -129,7 +129,7 @@ class ScannedImage(NamedTuple):
     box: Box | None = None
 
 
-SCANNED = np.dtype(  # of one image; a box of nan means none
+SCAN_DTYPE = np.dtype(  # of one image; a box of nan means none
     [("offset", np.int64), ("size", np.int64), ("label", np.int64), ("box", np.float32, 4)]
 )
 
@@ -139,7 +139,7 @@ class ShardScan:
     """The images found in one file."""
 
     names: StringArray
-    rows: NDArray[np.void]  # of SCANNED
+    rows: NDArray[np.void]  # of SCAN_DTYPE
     class_names: dict[int, str]  # by label, if the file has them
 
 
@@ -158,7 +158,7 @@ class UnreadableShard(Exception):
 
 def pack_scan(images: Sequence[ScannedImage], class_names: dict[int, str]) -> ShardScan:
     """The images of one file; those with an impossible label are marked as bad."""
-    rows = np.array([(i.offset, i.size, i.label, i.box or _NO_BOX) for i in images], SCANNED)
+    rows = np.array([(i.offset, i.size, i.label, i.box or _NO_BOX) for i in images], SCAN_DTYPE)
     impossible = (rows["label"] < 0) | (rows["label"] >= MAX_CLASSES)
     rows["size"][impossible & (rows["size"] >= 0)] = WRONG_LABEL
     names = pack_strings(image.name for image in images)
@@ -188,7 +188,7 @@ class ShardFormat:
         paths = self.find(root, split)
         if not paths:
             return None
-        with read_errors(root, "check its permissions, or download it again"):
+        with convert_read_errors(root, "check its permissions, or download it again"):
             return load_or_build_index(
                 root,
                 f"{self.key}-{split}",

@@ -24,7 +24,7 @@ from phalanx.units import parse_share
 Split = Literal["train", "valid"]
 FOLDER_FORMS = ("folder", "imagenet")  # to which layout options apply
 _SHARE_STEPS = 10_000  # the first rule of --val-split read a bare 10 as 10 of so many
-_USUAL = LayoutOptions()
+_DEFAULT_LAYOUT = LayoutOptions()
 
 
 class Source(Protocol):
@@ -73,7 +73,7 @@ def _any_layout(
 ) -> Callable[[Path, str, LayoutOptions], _Answer]:
     """A function that ignores the layout, for a format that has only one."""
 
-    def ask_any(root: Path, split: str, _layout: LayoutOptions = _USUAL) -> _Answer:
+    def ask_any(root: Path, split: str, _layout: LayoutOptions = _DEFAULT_LAYOUT) -> _Answer:
         return ask(root, split)
 
     return ask_any
@@ -165,7 +165,9 @@ _Opener = Callable[[str | None, Split, GeneratedSpec | None], Source]
 
 def _build_folder_opener(open_format: Callable[[Path, str, LayoutOptions], Source]) -> _Opener:
     """The opener of a format that is read from --data-dir."""
-    return lambda data_dir, split, _spec: open_format(_existing_folder(data_dir), split, _USUAL)
+    return lambda data_dir, split, _spec: open_format(
+        _existing_folder(data_dir), split, _DEFAULT_LAYOUT
+    )
 
 
 OPENERS: dict[str, _Opener] = {  # "synthetic" is made on the device: nothing to open
@@ -189,7 +191,7 @@ def open_source(
     *,
     generated: GeneratedSpec | None = None,
     val_split: ValSplit | None = None,
-    layout: LayoutOptions = _USUAL,
+    layout: LayoutOptions = _DEFAULT_LAYOUT,
     limits: ReadLimits | None = None,
 ) -> Source:
     """The images of one split of a dataset; those that exceed the limits are bad."""
@@ -215,7 +217,7 @@ def open_format(
     root: Path,
     split: str,
     *,
-    layout: LayoutOptions = _USUAL,
+    layout: LayoutOptions = _DEFAULT_LAYOUT,
     val_split: ValSplit | None = None,
 ) -> Source:
     """One split of the dataset in a folder, or one side of it as split by --val-split."""
@@ -255,7 +257,10 @@ def open_format(
 
 def _refuse_missing_split(data: str, root: Path, split: str) -> None:
     """Raise DataError if only the other split exists."""
-    there = {name: DATA_FORMATS[data].has_split(root, name, _USUAL) for name in ("train", "valid")}
+    there = {
+        name: DATA_FORMATS[data].has_split(root, name, _DEFAULT_LAYOUT)
+        for name in ("train", "valid")
+    }
     if split == "valid" and there["train"] and not there["valid"]:
         raise DataError(
             f"{root}: no validation data beside the training data; {folder.NO_VALID_SPLIT}"

@@ -126,7 +126,7 @@ def _iterate_loose_images(folder: Path, rule: int) -> Iterator[str]:
                 yield entry.name
 
 
-def holds_images(folder: Path, *, rule: int = NEWEST_RULE) -> bool:
+def has_images(folder: Path, *, rule: int = NEWEST_RULE) -> bool:
     """Whether there is an image in a folder, by rule 2 at any depth; stops at the first."""
     return any(True for _ in iterate_images(folder, rule=rule))
 

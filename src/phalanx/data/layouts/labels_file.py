@@ -37,8 +37,8 @@ class LabelTable:
 
     splits: dict[str, dict[str, str]]  # train and valid, those of them that there are
     classes: tuple[str, ...]
-    left_over: tuple[str, ...]
-    unused: frozenset[str]  # paths in the rows of splits that are left over
+    unused_splits: tuple[str, ...]
+    unused_paths: frozenset[str]  # paths in the rows of splits that are left over
     has_splits: bool
 
 
@@ -56,10 +56,10 @@ def parse_labels(
     if not rows:
         raise DataError(f"{table}: has no rows; {_WANTED} for each image")
     problems: list[str] = []
-    splits, left_over = _choose_splits(rows, table, valid_split, problems)
+    splits, unused_splits = _choose_splits(rows, table, valid_split, problems)
     found: dict[str, dict[str, str]] = {}
     seen: dict[str, int] = {}
-    unused = set()
+    unused_paths = set()
     for row in rows:
         where = f"{table}, line {row.line}"
         path = _find_path(row.path, root, where, problems)
@@ -73,7 +73,7 @@ def parse_labels(
             if split:
                 found.setdefault(split, {})[path] = row.label
             else:
-                unused.add(path)
+                unused_paths.add(path)
     _refuse(problems, table)
     trained = found.get("train") or found.get("valid") or {}
     classes = _sort_classes(set(trained.values()))
@@ -83,8 +83,8 @@ def parse_labels(
     return LabelTable(
         splits=found,
         classes=classes,
-        left_over=left_over,
-        unused=frozenset(unused),
+        unused_splits=unused_splits,
+        unused_paths=frozenset(unused_paths),
         has_splits=has_splits,
     )
 
@@ -94,8 +94,8 @@ def describe_table(table: LabelTable, name: str) -> str:
     text = f"labels from {name}"
     if not table.has_splits:
         return f"{text}, without splits"
-    if table.left_over:
-        left = ", ".join(table.left_over)
+    if table.unused_splits:
+        left = ", ".join(table.unused_splits)
         text += f"; rows of {left} not used (--valid-split chooses the split to validate on)"
     return text
 

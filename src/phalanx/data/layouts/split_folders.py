@@ -6,8 +6,8 @@ from pathlib import Path
 
 from phalanx.catalog.datasets import NEWEST_LISTING_RULE as NEWEST_RULE
 from phalanx.data.layouts.image_files import (
+    has_images,
     has_loose_images,
-    holds_images,
     list_folders,
 )
 from phalanx.data.layouts.prefixes import has_prefixes
@@ -26,7 +26,7 @@ class SplitFolders:
 
     train: Path | None
     valid: Path | None
-    left_over: tuple[str, ...] = ()
+    unused_folders: tuple[str, ...] = ()
     flat: bool = False  # train is the folder itself, which contains only class folders
 
     def find(self, split: str) -> Path | None:
@@ -63,7 +63,7 @@ def find_split_folders(
     return SplitFolders(
         train=root / train if train else None,
         valid=root / valid if valid else None,
-        left_over=tuple(
+        unused_folders=tuple(
             name for name in folders if name not in (train, valid) and _shows_images(root / name)
         ),
     )
@@ -135,7 +135,7 @@ def _are_deep_classes(root: Path, names: Sequence[str]) -> bool:
     They are if one of them has images directly in it, or if all have the same structure: one
     folder each, or folders of the same names.
     """
-    if not all(holds_images(root / name) for name in names[:_FOLDERS_TRIED]):
+    if not all(has_images(root / name) for name in names[:_FOLDERS_TRIED]):
         return False
     if any(not find_split_folders(root / name).flat for name in names):
         return False
@@ -152,9 +152,9 @@ def describe_split_folders(root: Path, found: SplitFolders) -> str:
     folders = [folder for folder in (found.train, found.valid) if folder]
     names = " and ".join(f"{folder.relative_to(root).as_posix()}/" for folder in folders)
     text = f"{names} with class folders"
-    if found.left_over:
-        left = ", ".join(f"{name}/" for name in found.left_over)
-        choices = [name for name in found.left_over if len(list_folders(root / name)) > 1]
+    if found.unused_folders:
+        left = ", ".join(f"{name}/" for name in found.unused_folders)
+        choices = [name for name in found.unused_folders if len(list_folders(root / name)) > 1]
         how = f" (--valid-split {choices[0]} would validate on it)" if choices else ""
         text += f"; {left} not used{how}"
     return text

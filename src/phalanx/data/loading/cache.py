@@ -16,11 +16,11 @@ from phalanx.data.formats.sources import Source, Split
 from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
 
-_MAX_OF_FREE = 0.8  # of the free memory; the rest is left to training
+_MAX_FREE_FRACTION = 0.8  # of the free memory; the rest is left to training
 _OFFSET = np.dtype(np.int64)
 
 
-class Cache:
+class ImageCache:
     """One split's images in shared memory: offsets, flags of which are cached, and bytes."""
 
     def __init__(self, memory: mmap.mmap, begin: int, images: int):
@@ -59,7 +59,7 @@ class SharedCaches:
                 f"--dataset-cache: the index of {where} does not record how large its images are; "
                 "leave the option out, or `phalanx data build --to packed`"
             )
-        refuse_too_large(total * processes, free_memory(), where)
+        refuse_too_large(total * processes, read_free_memory(), where)
         self.handle: dict[str, Any] = {"splits": {}}
         end = 0
         for split, column in sizes.items():
@@ -77,15 +77,15 @@ class SharedCaches:
         self._file.close()
 
 
-def open_caches(handle: dict[str, Any]) -> dict[str, Cache]:
+def open_caches(handle: dict[str, Any]) -> dict[str, ImageCache]:
     """The caches by split, in this process."""
     memory = mmap.mmap(handle["fd"], handle["bytes"])
-    return {split: Cache(memory, *layout) for split, layout in handle["splits"].items()}
+    return {split: ImageCache(memory, *layout) for split, layout in handle["splits"].items()}
 
 
 def is_cacheable(source: Source) -> bool:
     """Whether a source's images are encoded files, not raw pixels in memory or in a mapped file."""
-    return hasattr(source, "encoded") and not getattr(source, "raw", False)
+    return hasattr(source, "read_encoded") and not getattr(source, "raw", False)
 
 
 def _find_sizes(source: Source) -> np.ndarray:
@@ -99,15 +99,16 @@ def _find_sizes(source: Source) -> np.ndarray:
 
 def refuse_too_large(total: int, free: int, where: str) -> None:
     """Raise ConfigError if the images do not fit into memory."""
-    if total > _MAX_OF_FREE * free:
+    if total > _MAX_FREE_FRACTION * free:
         raise ConfigError(
             f"--dataset-cache: {where} needs {format_bytes(total)}, but may use only "
-            f"{_MAX_OF_FREE:.0%} of the {format_bytes(free)} of free memory; leave the option out, "
-            "or make the images smaller with `phalanx data build --to packed --short-side 256`"
+            f"{_MAX_FREE_FRACTION:.0%} of the {format_bytes(free)} of free memory; leave the "
+            "option out, or make the images smaller with `phalanx data build --to packed "
+            "--short-side 256`"
         )
 
 
-def free_memory() -> int:
+def read_free_memory() -> int:
     """Free memory in bytes: that of the system, or of the container if it is limited."""
     facts = dict(line.split(":") for line in _read_lines("/proc/meminfo"))
     if "MemAvailable" not in facts:

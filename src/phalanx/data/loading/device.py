@@ -34,14 +34,16 @@ class Normaliser:
         std: Sequence[float],
         *,
         device: torch.device,
-        how: str = "mean-std",
+        normalization: str = "mean-std",
         on_host: bool = False,
         as_bytes: bool = True,
     ) -> None:
-        constants = torch.tensor(find_scale_and_shift(mean, std, how), dtype=torch.float64)
+        constants = torch.tensor(
+            find_scale_and_shift(mean, std, normalization), dtype=torch.float64
+        )
         self._scale, self._shift = constants.float()
         self._row_constants: dict[int, tuple[Tensor, Tensor]] = {}
-        self._per_image = how == "per-image"
+        self._per_image = normalization == "per-image"
         self._as_bytes, self._on_host = as_bytes, on_host
         self.device = device
 

@@ -159,7 +159,7 @@ class GpuDecoder(BatchBackend):
             piece.jpegs["row"] += start
             jpegs.append(piece.jpegs)
             start, filled = start + len(piece.indices), filled + len(piece.pixels)
-        refuse_too_many_bad(self.reader.problems.bad, self.reader.max_bad)
+        refuse_too_many_bad(self.reader.problems.bad_images, self.reader.max_bad)
         table = np.concatenate(jpegs)
         files = buffer.split(table["size"])
         self._complete_files(table, files, indices)
@@ -174,7 +174,7 @@ class GpuDecoder(BatchBackend):
         self, jpegs: NDArray[np.void], files: list[Tensor], indices: _Integers
     ) -> None:
         """Read what found no room; leave out what this process alone knows to be bad."""
-        bad = self.reader.problems.bad
+        bad = self.reader.problems.bad_images
         if bad:
             known = np.isin(indices[jpegs["row"]], list(bad))
             jpegs["size"][known] = _LEFT_OUT
@@ -247,12 +247,12 @@ class GpuDecoder(BatchBackend):
         (first,), (draws,) = reader.find_samples(np.array([position]))
         square = np.empty((size, size, 3), np.uint8)
 
-        def leave(index: int, image: Image) -> bool:
+        def skips(index: int, image: Image) -> bool:
             return index not in refused and is_gpu_decodable(image)
 
         while True:
             image = reader.open(int(first))
-            index, jpeg = reader.fill_row(int(first), image, draws, square, leave=leave)
+            index, jpeg = reader.fill_row(int(first), image, draws, square, skips=skips)
             if not isinstance(jpeg, EncodedImage):
                 return index, torch.from_numpy(square)
             facts = 0, len(jpeg.data), *describe_jpeg(reader, index, jpeg, draws, size)

@@ -17,7 +17,7 @@ from phalanx.data.formats.decode import (
     pillow_to_pixels,
 )
 from phalanx.data.formats.image_file import ReadLimits, read_image_file
-from phalanx.data.formats.index import read_errors
+from phalanx.data.formats.index import convert_read_errors
 from phalanx.data.layouts.image_files import describe_ignored, list_images
 from phalanx.errors import DataError
 
@@ -98,7 +98,7 @@ def _list_path(path: Path) -> list[NamedImage]:
     if "\0" in name:
         raise DataError(f"{name!r}: contains a zero byte, which no file name can have")
     if path.is_dir():
-        with read_errors(path, "check its permissions"):
+        with convert_read_errors(path, "check its permissions"):
             found = list_images(path)
         if not found.images:
             ignored = describe_ignored(found.ignored) or "it is empty"

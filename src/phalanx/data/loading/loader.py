@@ -15,6 +15,7 @@ from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import Source, Split
 from phalanx.data.loading.cache import SharedCaches
+from phalanx.data.loading.image_checksums import ImageChecksums
 from phalanx.data.loading.opened_rows import (
     OpenedRows,
     OpenRows,
@@ -29,7 +30,6 @@ from phalanx.data.loading.reader import (
     ReadProblems,
     refuse_too_many_bad,
 )
-from phalanx.data.loading.seen import SeenImages
 from phalanx.data.loading.worker_pool import WorkerPool
 from phalanx.errors import DataError
 from phalanx.plan.share import WHOLE, Share
@@ -105,7 +105,7 @@ class _WorkerBackend(BatchBackend):
                     rows = slice(start, start + len(piece.indices))
                     pixels[rows], indices[rows] = piece.pixels, piece.indices
                     start = rows.stop
-                refuse_too_many_bad(reader.problems.bad, reader.max_bad)
+                refuse_too_many_bad(reader.problems.bad_images, reader.max_bad)
                 yield Batch(pixels, reader.find_labels(indices), indices, positions)
 
 
@@ -148,7 +148,7 @@ class Loader:
             sources = {split: spec.open(split) for split in _SPLITS}
             self._caches = SharedCaches(sources, spec.data_dir or spec.data, processes=cache)
         self._problems = {split: ReadProblems() for split in _SPLITS}
-        self._seen: dict[Split, SeenImages] = {}
+        self._checksums: dict[Split, ImageChecksums] = {}
         self._readers: dict[Split, Reader] = {}
         self._backends: dict[Split, BatchBackend] = {}
         self._streams: dict[Split, _Stream] = {}
@@ -177,7 +177,7 @@ class Loader:
             starts = range(0, len(batch.positions), micro_batch)
             yield [batch[start : start + micro_batch] for start in starts]
 
-    def evaluation(self, batch_size: int, share: Share = WHOLE) -> Iterator[Batch]:
+    def evaluation_batches(self, batch_size: int, share: Share = WHOLE) -> Iterator[Batch]:
         """The share's validation images in order; all shares together see each image once.
 
         Batches that are made on the host are padded to the full size.
@@ -210,22 +210,22 @@ class Loader:
         return self._readers[split]
 
     @property
-    def seen(self) -> dict[str, NDArray[np.uint32]]:
+    def image_checksums(self) -> dict[str, NDArray[np.uint32]]:
         """The checksum of each image by split; 0 for images that were not read."""
-        return {split: seen.checksums for split, seen in self._seen.items()}
+        return {split: images.checksums for split, images in self._checksums.items()}
 
-    def restore_seen(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
+    def restore_checksums(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
         """Compare all images with the checksums from earlier processes of a run."""
         for split in _SPLITS:
             if split in checksums:
-                self._open_seen(split).restore(checksums[split])
+                self._open_checksums(split).restore(checksums[split])
 
-    def _open_seen(self, split: Split) -> SeenImages:
+    def _open_checksums(self, split: Split) -> ImageChecksums:
         source = self.source(split)
         assert isinstance(source, IndexedSource)
-        if split not in self._seen:
-            self._seen[split] = SeenImages(source, self._problems[split])
-        return self._seen[split]
+        if split not in self._checksums:
+            self._checksums[split] = ImageChecksums(source, self._problems[split])
+        return self._checksums[split]
 
     def source(self, split: Split) -> Source:
         """The images of one split."""
@@ -237,9 +237,9 @@ class Loader:
         return [source.name(int(index)) if index >= 0 else "" for index in indices]
 
     @property
-    def bad(self) -> dict[Split, dict[int, str]]:
+    def bad_images(self) -> dict[Split, dict[int, str]]:
         """The images of each split that could not be read: index to a text with name and reason."""
-        return {split: problems.bad for split, problems in self._problems.items()}
+        return {split: problems.bad_images for split, problems in self._problems.items()}
 
     @property
     def notes(self) -> dict[Split, dict[int, str]]:
@@ -249,7 +249,7 @@ class Loader:
     def copy_problems(self) -> dict[Split, ReadProblems]:
         """A copy of all problems so far, for another process; a thread may still be reading."""
         return {
-            split: ReadProblems(found.bad.copy(), found.notes.copy())
+            split: ReadProblems(found.bad_images.copy(), found.notes.copy())
             for split, found in self._problems.items()
         }
 
@@ -257,8 +257,8 @@ class Loader:
         """Add the problems of another process that reads the same splits."""
         for split, found in others.items():
             own = self._problems[split]
-            for index, text in found.bad.items():
-                own.bad.setdefault(index, text)
+            for index, text in found.bad_images.items():
+                own.bad_images.setdefault(index, text)
             for index, text in found.notes.items():
                 own.notes.setdefault(index, text)
 
@@ -315,16 +315,16 @@ class Loader:
         if backend.needs_prefetch and not backend.works_ahead:
             stream = prefetch(stream)
         if isinstance(self.source(split), IndexedSource):
-            stream = self._compare_with_seen(split, stream)
+            stream = self._compare_checksums(split, stream)
         self._streams[split] = stream
         return stream
 
-    def _compare_with_seen(self, split: Split, stream: _Stream) -> _Stream:
+    def _compare_checksums(self, split: Split, stream: _Stream) -> _Stream:
         """The batches, each after its images were compared with their earlier checksums."""
-        seen = self._open_seen(split)
+        checksums = self._open_checksums(split)
         with closing(stream):
             for batch in stream:
-                seen.compare(batch.indices.tolist())
+                checksums.compare(batch.indices.tolist())
                 yield batch
 
     def _backend(self, split: Split) -> BatchBackend:

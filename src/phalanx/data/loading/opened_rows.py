@@ -106,7 +106,7 @@ def fill_slot(reader: Reader, request: BatchRequest, slot: _Bytes) -> SlotConten
         reader.source.prefetch(wanted)
     for row, first, numbers in zip(gpu_rows, wanted, draws, strict=True):
         out, opened = pixels[len(pixel_rows)], reader.open(first)
-        index, image = reader.fill_row(first, opened, numbers, out, leave=_suits_gpu)
+        index, image = reader.fill_row(first, opened, numbers, out, skips=_suits_gpu)
         indices[row] = index
         if isinstance(image, EncodedImage):
             left.append((row, image, describe_jpeg(reader, index, image, numbers, size)))

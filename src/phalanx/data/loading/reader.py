@@ -15,7 +15,7 @@ from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import Source, Split, ValSplit, open_source
 from phalanx.data.layouts.listing import LayoutOptions
-from phalanx.data.loading.cache import Cache, is_cacheable
+from phalanx.data.loading.cache import ImageCache, is_cacheable
 from phalanx.data.orientation import turn_box
 from phalanx.data.transforms.augment import Box
 from phalanx.data.transforms.transform import Transform, TransformSpec, build_transform
@@ -81,13 +81,13 @@ class InputSpec:
             )
         return source
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for `from_json`."""
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `from_dict`."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, plain: dict[str, Any]) -> "InputSpec":
-        """The spec that `to_json` was called on."""
+    def from_dict(cls, plain: dict[str, Any]) -> "InputSpec":
+        """The spec that `to_dict` was called on."""
         order, transform, growth = plain["order"], plain["transform"], plain["growth"]
         pairs = {name: tuple(transform[name]) for name in ("scale", "ratio")}
         nested = {
@@ -135,7 +135,7 @@ class ReadProblems:
     A checksum is removed when the batch of its image is handed out.
     """
 
-    bad: dict[int, str] = field(default_factory=dict)  # name, and what is wrong with it
+    bad_images: dict[int, str] = field(default_factory=dict)  # name, and what is wrong with it
     notes: dict[int, str] = field(default_factory=dict)  # on the first that had to be enlarged
     checksums: dict[int, int] = field(default_factory=dict)  # of recently read images
 
@@ -150,7 +150,7 @@ class Reader:
         *,
         problems: ReadProblems | None = None,
         max_bad: int | None = None,
-        cache: Cache | None = None,
+        cache: ImageCache | None = None,
     ):
         self.spec = spec
         self.split = split
@@ -197,12 +197,12 @@ class Reader:
         draws: Sequence[float],
         out: _Bytes,
         *,
-        leave: Callable[[int, Image], bool] = lambda index, image: False,
+        skips: Callable[[int, Image], bool] = lambda index, image: False,
     ) -> tuple[int, Image | None]:
         """Write an image, or the replacement of a bad one, into `out`; returns the index used.
 
         A bad image is replaced by the next one that decodes when training, and by black, with index
-        -1, when scoring. leave: tells which images not to decode; such an image is returned as the
+        -1, when scoring. skips: tells which images not to decode; such an image is returned as the
         second value, and nothing is written.
         """
         while True:
@@ -211,7 +211,7 @@ class Reader:
                 return -1, None
             if image is None:
                 index, image = self._find_next_readable(index)
-            if leave(index, image):
+            if skips(index, image):
                 return index, image
             try:
                 if self.split == "train":
@@ -253,7 +253,7 @@ class Reader:
         """The next image that can be opened, and its index; raises DataError if there is none."""
         image = None
         while image is None:
-            bad = self.problems.bad
+            bad = self.problems.bad_images
             if len(bad) == len(self.source):
                 raise DataError(_describe_bad(bad, "none of the training images can be read"))
             index = (index + 1) % len(self.source)
@@ -262,7 +262,7 @@ class Reader:
 
     def open(self, index: int) -> Image | None:
         """The image, decoded or still encoded; None for a bad one. Records problems and notes."""
-        if index in self.problems.bad:
+        if index in self.problems.bad_images:
             return None
         image = self.try_open(index)
         if isinstance(image, BadImage):
@@ -287,8 +287,8 @@ class Reader:
 
     def record_bad(self, index: int, bad: BadImage) -> None:
         """Record a bad image; raises DataError if there are too many."""
-        self.problems.bad[index] = str(bad)
-        refuse_too_many_bad(self.problems.bad, self.max_bad)
+        self.problems.bad_images[index] = str(bad)
+        refuse_too_many_bad(self.problems.bad_images, self.max_bad)
 
 
 def _find_runs(positions: _Integers) -> list[tuple[int, int]]:
@@ -314,14 +314,14 @@ def _draw_block(
     return spec.order.indices(positions), transform.draw(spec.seed, positions, spec.order).tolist()
 
 
-def open_image(source: Source, index: int, cache: Cache | None = None) -> Image:
+def open_image(source: Source, index: int, cache: ImageCache | None = None) -> Image:
     """An image of a source: still encoded if the source supports that, else its pixels."""
     if cache is None:
         image: Image = getattr(source, "image", source.read)(index)
         return image
     data = cache.get(index)
     if data is None:
-        data = bytes(source.encoded(index))  # type: ignore[attr-defined]
+        data = bytes(source.read_encoded(index))  # type: ignore[attr-defined]
         cache.put(index, data)
     return source.to_image(index, data)  # type: ignore[attr-defined]
 

@@ -19,7 +19,7 @@ from phalanx.data.loading.loader import BatchBackend, prefetch
 from phalanx.data.loading.reader import Batch, BatchRequest, InputSpec, Reader
 from phalanx.kernels.shift import shift_batch, to_rgb
 
-_MAX_OF_FREE = 0.25  # of a GPU's free memory; the rest is left to the model
+_MAX_FREE_FRACTION = 0.25  # of a GPU's free memory; the rest is left to the model
 BLOCK = 2**15  # images whose random numbers are drawn together
 
 
@@ -39,7 +39,7 @@ def fits_on_device(sources: Sequence[Source], device: torch.device) -> bool:
     """Whether the datasets need less than a quarter of a GPU's free memory."""
     free, _ = torch.cuda.mem_get_info(device)
     arrays = [source.pixels.nbytes for source in sources if isinstance(source, ArraySource)]
-    return sum(arrays) < _MAX_OF_FREE * free
+    return sum(arrays) < _MAX_FREE_FRACTION * free
 
 
 class _Block(NamedTuple):

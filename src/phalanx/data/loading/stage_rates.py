@@ -17,7 +17,7 @@ _SAMPLES = 256  # images to time the stages on, spread over the dataset
 
 
 @dataclass(frozen=True)
-class Rate:
+class StageRate:
     """The images/s of one stage."""
 
     stage: str
@@ -38,7 +38,7 @@ def describe_bottleneck(
     trained: float,
     *,
     model: str,
-    stages: Sequence[Rate],
+    stages: Sequence[StageRate],
     gpu_could_decode: bool = False,
 ) -> str:
     """Which is slower, loading or training, and what would help; rates in images/s."""
@@ -51,7 +51,7 @@ def describe_bottleneck(
     return f"{head}: data is the limit, mostly {slowest.stage}; {advice}"
 
 
-def time_stages(reader: Reader, seconds: float, samples: int = _SAMPLES) -> Iterator[Rate]:
+def time_stages(reader: Reader, seconds: float, samples: int = _SAMPLES) -> Iterator[StageRate]:
     """The rates of reading, decoding and augmenting on one core."""
     source, size = reader.source, reader.spec.image_size
     spread = np.linspace(0, len(source) - 1, min(samples, len(source))).astype(int).tolist()
@@ -79,13 +79,13 @@ def time_stages(reader: Reader, seconds: float, samples: int = _SAMPLES) -> Iter
         return measure_rate(handle_one, seconds)
 
     reading = time(partial(open_image, source), readable)
-    yield Rate("read", reading, "bytes of an image from the disk or its cache")
+    yield StageRate("read", reading, "bytes of an image from the disk or its cache")
     if isinstance(opened[0], EncodedImage):
-        yield Rate("decode", time(decode_image, opened), "the whole image")
+        yield StageRate("decode", time(decode_image, opened), "the whole image")
     augmenting = time(augment, zip(decoded, draws, strict=True))
-    yield Rate("augment", augmenting, "crop, resize and the rest, of decoded images")
+    yield StageRate("augment", augmenting, "crop, resize and the rest, of decoded images")
     both = time(augment, zip(opened, draws, strict=True))
-    yield Rate("both", both, "decode no more than needed, and augment")
+    yield StageRate("both", both, "decode no more than needed, and augment")
 
 
 def measure_rate(work: Callable[[], int], seconds: float) -> float:

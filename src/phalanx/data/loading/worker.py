@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.data.formats.file_bytes import take_copies
+from phalanx.data.formats.file_bytes import inherit_copies
 from phalanx.data.loading.cache import open_caches
 from phalanx.data.loading.opened_rows import fill_slot
 from phalanx.data.loading.reader import BatchRequest, InputSpec, Reader
@@ -29,8 +29,8 @@ class _LoaderWorker:
     """Carries out the tasks of one parent."""
 
     def __init__(self, start: dict[str, Any]):
-        take_copies(start["copies"])
-        self._spec = InputSpec.from_json(start["spec"])
+        inherit_copies(start["copies"])
+        self._spec = InputSpec.from_dict(start["spec"])
         self._max_bad: int | None = start["max_bad"]
         self._caches = open_caches(start["cache"]) if start["cache"] else {}
         self._readers: dict[str, Reader] = {}
@@ -38,7 +38,7 @@ class _LoaderWorker:
         shared = mmap.mmap(start["fd"], slots * slot_bytes)
         self._slots = np.frombuffer(shared, np.uint8).reshape(slots, slot_bytes)
 
-    def answer(self, task: dict[str, Any]) -> dict[str, Any]:
+    def run_task(self, task: dict[str, Any]) -> dict[str, Any]:
         """Fill the slot of one task; returns what is in it, with problems and checksums."""
         split = task["split"]
         if split not in self._readers:
@@ -47,7 +47,7 @@ class _LoaderWorker:
             )
         reader = self._readers[split]
         known = reader.problems
-        known_bad, known_notes = len(known.bad), len(known.notes)
+        known_bad, known_notes = len(known.bad_images), len(known.notes)
         request = BatchRequest(np.array(task["positions"], np.int64), task["size"])
         contents = fill_slot(reader, request, self._slots[task["slot"]])
         checksums = [known.checksums.get(index, 0) for index in contents.indices]
@@ -55,7 +55,7 @@ class _LoaderWorker:
         return {
             "contents": contents,
             "checksums": checksums,
-            "bad": list(known.bad.items())[known_bad:],
+            "bad": list(known.bad_images.items())[known_bad:],
             "notes": list(known.notes.items())[known_notes:],
         }
 
@@ -89,7 +89,7 @@ def main() -> None:
     while True:
         task = json.loads(tasks.get())
         try:
-            _send(worker.answer(task))
+            _send(worker.run_task(task))
         except UserError as error:
             _send({"error": type(error).__name__, "text": str(error)})
 

@@ -156,7 +156,7 @@ class WorkerPool:
         self._copies = list_copies()  # kept, because a restarted worker needs them, too
         self._start = {
             "copies": {key: (c.memory.fileno(), len(c)) for key, c in self._copies.items()},
-            "spec": spec.to_json(),
+            "spec": spec.to_dict(),
             "max_bad": max_bad,
             "cache": cache,
             "slots": (2 * self.depth, slot_bytes),
@@ -223,7 +223,7 @@ class WorkerPool:
         answered.answer = answer
         if "error" not in answer:
             problems = self._problems[answered.message["split"]]
-            problems.bad.update(answer["bad"])
+            problems.bad_images.update(answer["bad"])
             problems.notes.update(answer["notes"])
             indices = answer["contents"][0]
             problems.checksums.update(zip(indices, answer["checksums"], strict=True))

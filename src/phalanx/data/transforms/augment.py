@@ -57,7 +57,7 @@ _JITTERS = (brightness, contrast, colour, shift_hue)
 _ORDERS = tuple(permutations(range(len(_JITTERS))))
 
 
-def colour_jitter(brightness: float, contrast: float, *, saturation: float, hue: float) -> Augment:
+def color_jitter(brightness: float, contrast: float, *, saturation: float, hue: float) -> Augment:
     """Changes brightness, contrast, saturation and hue by up to their strengths, in random order.
 
     The first three multiply by a factor from 1 - strength (or 0) to 1 + strength; the hue moves by

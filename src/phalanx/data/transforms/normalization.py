@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def find_scale_and_shift(
-    mean: Sequence[float], std: Sequence[float], how: str
+    mean: Sequence[float], std: Sequence[float], normalization: str
 ) -> tuple[list[float], list[float]]:
     """For each channel the factor for a byte, and the offset to add.
 
@@ -14,9 +14,9 @@ def find_scale_and_shift(
     >>> find_scale_and_shift([0.5], [0.2], "mean")
     ([1.0], [-127.5])
     """
-    if how == "mean":
+    if normalization == "mean":
         return [1.0 for _ in mean], [-255 * value for value in mean]
-    if how == "none":
+    if normalization == "none":
         return [1 / 255 for _ in mean], [0.0 for _ in mean]
     return [1 / (255 * value) for value in std], [
         -value / spread for value, spread in zip(mean, std, strict=True)

@@ -31,13 +31,13 @@ from phalanx.data.transforms.augment import (
     Columns,
     Draws,
     choose_crop,
-    colour_jitter,
+    color_jitter,
     random_erasing,
 )
 from phalanx.plan.draws import draw_uniform
 from phalanx.plan.order import Order
 
-CENTRE_SHARE = 0.875  # share of the short side that is seen when scoring large images
+CENTRE_CROP_FRACTION = 0.875  # share of the short side that is seen when scoring large images
 _HUE_SHARE = 0.25  # of --color-jitter's strength: hue changes less than brightness
 FIXED_COLUMNS = BOX_COLUMNS[: 2 + 2 * CROP_TRIES]  # for crops that ignore boxes
 
@@ -59,7 +59,7 @@ class TransformSpec:
     color_jitter: float = 0.0  # strength
     auto_augment: str = "none"  # "rand-augment" or "trivial-augment"
     random_erasing: float = 0.0  # share of images in which a rectangle is erased
-    eval_crop: float = CENTRE_SHARE  # share of the short side that is seen when scoring
+    eval_crop: float = CENTRE_CROP_FRACTION  # share of the short side that is seen when scoring
     smooth_crops: bool = True  # whether crops are smoothed and interpolated, not area-averaged
 
 
@@ -166,7 +166,7 @@ def _build_augments(spec: TransformSpec) -> list[Augment]:
     strength = spec.color_jitter
     if strength:
         hue = min(strength * _HUE_SHARE, 0.5)
-        augments.append(colour_jitter(strength, strength, saturation=strength, hue=hue))
+        augments.append(color_jitter(strength, strength, saturation=strength, hue=hue))
     if spec.auto_augment != "none":
         augments.append(AUTO_AUGMENTS[spec.auto_augment])
     if spec.random_erasing:

@@ -103,15 +103,15 @@ def check_task(task: ImageTask) -> tuple[Checks, Reasons]:
 def check_image(source: "Source", number: int) -> tuple[bytes, Pixels | None, dict[str, str]]:
     """The stored bytes of an image, its pixels, and its findings: kind to reason."""
     name = source.name(number)
-    encoded = getattr(source, "encoded", None)
+    read_encoded = getattr(source, "read_encoded", None)
     try:
-        if encoded is None or getattr(source, "raw", False):
+        if read_encoded is None or getattr(source, "raw", False):
             pixels = source.read(number)
             return b"%d %d\n" % pixels.shape[:2] + pixels.tobytes(), pixels, _check_grey(pixels)
-        data = encoded(number)
+        data = read_encoded(number)
     except BadImage as bad:
         fault = source.fault(number) if isinstance(source, IndexedSource) else 0
-        return b"", None, {_KIND_OF_FAULT.get(fault, "undecodable"): bad.why}
+        return b"", None, {_KIND_OF_FAULT.get(fault, "undecodable"): bad.reason}
     if not data:
         return data, None, {"zero-size": "the file is empty"}
     is_file = isinstance(source, IndexedSource) and source.index.names is None
@@ -144,15 +144,15 @@ def _decode_strictly(
             pixels = turn_pixels(simplejpeg.decode_jpeg(data), find_jpeg_orientation(data))
             return pixels, damage
         except BadImage as bad:
-            return None, {"undecodable": bad.why}
+            return None, {"undecodable": bad.reason}
         except ValueError as warning:
             if str(warning).startswith(_JPEG_WARNINGS):
                 damage["truncated"] = str(warning)
     try:
         return decode(data, name, max_pixels=max_pixels), damage
     except BadImage as bad:
-        is_truncated = "truncated" in bad.why.lower() or "truncated" in damage
-        return None, {"truncated" if is_truncated else "undecodable": bad.why}
+        is_truncated = "truncated" in bad.reason.lower() or "truncated" in damage
+        return None, {"truncated" if is_truncated else "undecodable": bad.reason}
 
 
 def _check_grey(pixels: Pixels) -> dict[str, str]:

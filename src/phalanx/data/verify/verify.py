@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.convert.source_splits import (
-    AS_IT_LIES,
+    DEFAULT_SOURCE_OPTIONS,
     TASK_IMAGES,
-    Progress,
-    Reading,
+    OnProgress,
+    SourceOptions,
     SourceSplit,
     choose_workers,
     find_source_splits,
     make_tasks,
 )
-from phalanx.data.formats.detect import count_ignored, describe_found
+from phalanx.data.formats.detect import count_ignored, describe_data_layout
 from phalanx.data.formats.imagenet import SEQUENTIAL_FORMATS
 from phalanx.data.process_pool import ProcessPool
 from phalanx.data.verify.image_checks import (
@@ -37,11 +37,11 @@ from phalanx.data.verify.near_duplicates import find_near_duplicates, group_equa
 from phalanx.errors import DataError
 
 _ADJECTIVES = {"train": "training", "valid": "validation"}
-NOTES = ("greyscale", TURNED)  # worth knowing, but not errors
+NOTE_KINDS = ("greyscale", TURNED)  # worth knowing, but not errors
 _UNUSABLE = sum(KIND_BITS[kind] for kind in ("zero-size", "undecodable", "truncated", OUT_OF_RANGE))
-EXACT, NEAR = "exact duplicates", "near duplicates"
-SHARED, NEARLY_SHARED = "in both splits", "nearly the same in both splits"
-MISSING = "class missing in a split"
+EXACT_DUPLICATES, NEAR_DUPLICATES = "exact duplicates", "near duplicates"
+IN_BOTH_SPLITS, NEARLY_IN_BOTH_SPLITS = "in both splits", "nearly the same in both splits"
+MISSING_CLASS = "class missing in a split"
 _JSON_KEYS = (
     *("folder", "data", "images", "manifest", "wrong", "totals"),
     *("single", "groups", "missing", "classes", "layout", "ignored"),
@@ -84,14 +84,14 @@ class VerifyResult:
         """How often each kind was found."""
         found = {kind: len(images) for kind, images in self.single.items()}
         found |= {kind: len(groups) for kind, groups in self.groups.items()}
-        return {**found, MISSING: len(self.missing)}
+        return {**found, MISSING_CLASS: len(self.missing)}
 
     @property
     def wrong(self) -> int:
         """The number of problems; notes do not count."""
-        return sum(count for kind, count in self.totals.items() if kind not in NOTES)
+        return sum(count for kind, count in self.totals.items() if kind not in NOTE_KINDS)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The result as plain values."""
         values = asdict(self) | {"wrong": self.wrong, "totals": self.totals}
         values["classes"] = {
@@ -107,15 +107,15 @@ def describe_problems(wrong: int) -> str:
     return words.get(wrong, f"{wrong:,} problems found")
 
 
-def verify(
+def verify_dataset(
     root: Path,
     *,
-    reading: Reading = AS_IT_LIES,
+    source_options: SourceOptions = DEFAULT_SOURCE_OPTIONS,
     workers: int | None = None,
-    on_progress: Progress = lambda *_: None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> VerifyResult:
     """Check every image of both splits of the dataset in a folder."""
-    splits = find_source_splits(root, reading)
+    splits = find_source_splits(root, source_options)
     data, classes = splits[0].data, splits[0].classes
     if data in SEQUENTIAL_FORMATS:
         raise DataError(
@@ -143,7 +143,7 @@ def verify(
         ],
         manifest=compute_manifest(classes, checks["identity"]),
         fingerprints={split.name: split.source.fingerprint() for split in splits},
-        layout=describe_found(data, splits[0].folder, reading.layout),
+        layout=describe_data_layout(data, splits[0].folder, source_options.layout),
         ignored=count_ignored(split.source for split in splits),
     )
 
@@ -171,7 +171,7 @@ class _AllImages:
 
 
 def _check_images(
-    splits: list[SourceSplit], pool: ProcessPool, on_progress: Progress
+    splits: list[SourceSplit], pool: ProcessPool, on_progress: OnProgress
 ) -> tuple[Checks, Reasons]:
     """The checks of every image of all splits."""
     checks, reasons, row = np.zeros(sum(split.images for split in splits), CHECK), Reasons(), 0
@@ -224,8 +224,16 @@ def _find_groups(all_images: _AllImages, checks: Checks, pool: ProcessPool) -> _
     pairs = pairs[(content[pairs[:, 0]] != content[pairs[:, 1]]).any(axis=1)]
     near = _group_same_pictures(all_images, usable[pairs], pool)
     exact = [[int(usable[place]) for place in group] for group in group_equal(content)]
-    found: _Groups = {EXACT: [], SHARED: [], NEAR: [], NEARLY_SHARED: []}
-    for groups, inside, across in ((exact, EXACT, SHARED), (near, NEAR, NEARLY_SHARED)):
+    found: _Groups = {
+        EXACT_DUPLICATES: [],
+        IN_BOTH_SPLITS: [],
+        NEAR_DUPLICATES: [],
+        NEARLY_IN_BOTH_SPLITS: [],
+    }
+    for groups, inside, across in (
+        (exact, EXACT_DUPLICATES, IN_BOTH_SPLITS),
+        (near, NEAR_DUPLICATES, NEARLY_IN_BOTH_SPLITS),
+    ):
         for group in groups:
             images = [all_images.locate(row) for row in group]
             if len({image.label for image in images}) > 1:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from phalanx.serve.service import Service, to_json
+from phalanx.serve.service import Service, to_json_response
 
 _FILES = {  # address: file, what it is
     "/": ("page.html", "text/html"),
@@ -67,6 +67,6 @@ def build_model_route(service: Service) -> Route:
     }
 
     async def answer(request: Request) -> Response:
-        return to_json(facts)
+        return to_json_response(facts)
 
     return Route("/model", answer, methods=["GET"])

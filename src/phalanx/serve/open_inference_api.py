@@ -23,7 +23,7 @@ from phalanx.serve.arrays import flatten, to_bytes, to_floats
 from phalanx.serve.backend import SHAPES
 from phalanx.serve.batching import Outputs, Rows
 from phalanx.serve.images import ImageFile
-from phalanx.serve.service import FILES_INPUT, VERSION, Service, parse_object, to_json
+from phalanx.serve.service import FILES_INPUT, VERSION, Service, parse_object, to_json_response
 
 _EXTENSIONS = ("binary_tensor_data", "classification")
 _HEADER_LENGTH = "inference-header-content-length"
@@ -53,7 +53,7 @@ class _InferRequest:
     id: str | None
 
 
-class InferenceProtocol:
+class OpenInferenceApi:
     """The protocol for the one model."""
 
     def __init__(self, service: Service) -> None:
@@ -71,22 +71,24 @@ class InferenceProtocol:
             ]
 
     async def _server(self, request: Request) -> Response:
-        return to_json({"name": "phalanx", "version": __version__, "extensions": _EXTENSIONS})
+        return to_json_response(
+            {"name": "phalanx", "version": __version__, "extensions": _EXTENSIONS}
+        )
 
     async def _live(self, request: Request) -> Response:
-        return to_json({"live": True})
+        return to_json_response({"live": True})
 
     async def _ready(self, request: Request) -> Response:
-        return to_json({"ready": self._service.ready}, 200 if self._service.ready else 503)
+        return to_json_response({"ready": self._service.ready}, 200 if self._service.ready else 503)
 
     async def _model_ready(self, request: Request) -> Response:
-        self._service.refuse_name(request)
+        self._service.refuse_other_model(request)
         ready = self._service.ready
-        return to_json({"name": self._service.name, "ready": ready}, 200 if ready else 503)
+        return to_json_response({"name": self._service.name, "ready": ready}, 200 if ready else 503)
 
     async def _model(self, request: Request) -> Response:
         service = self._service
-        service.refuse_name(request)
+        service.refuse_other_model(request)
         size = service.metadata.preprocessing.image_size
         inputs = [
             {
@@ -94,7 +96,7 @@ class InferenceProtocol:
                 "datatype": _DATATYPES[kind],
                 "shape": [-1, *SHAPES[kind](size)],
             }
-            for kind in service.backend.kinds
+            for kind in service.backend.input_kinds
         ]
         inputs.append({"name": FILES_INPUT, "datatype": "BYTES", "shape": [-1]})
         outputs = [
@@ -105,7 +107,7 @@ class InferenceProtocol:
             }
             for name in service.outputs
         ]
-        return to_json(
+        return to_json_response(
             {
                 "name": service.name,
                 "versions": [VERSION],
@@ -117,7 +119,7 @@ class InferenceProtocol:
 
     async def _infer(self, request: Request) -> Response:
         service = self._service
-        service.refuse_name(request)
+        service.refuse_other_model(request)
         length = request.headers.get(_HEADER_LENGTH)
         asked = await service.read_body(
             request,
@@ -150,17 +152,17 @@ class InferenceProtocol:
         return _InferRequest(rows, self._read_wanted(found), identity)
 
     def _list_inputs(self) -> str:
-        own = [INPUT_NAMES[kind] for kind in self._service.backend.kinds]
+        own = [INPUT_NAMES[kind] for kind in self._service.backend.input_kinds]
         return ", ".join((*own, FILES_INPUT))
 
     def _read_input(self, given: dict[str, Any], binary: memoryview) -> Rows | list[ImageFile]:
         name = given.get("name")
         kind = _KINDS.get(name) if isinstance(name, str) else None
-        if name != FILES_INPUT and kind not in self._service.backend.kinds:
+        if name != FILES_INPUT and kind not in self._service.backend.input_kinds:
             known = self._list_inputs()
             raise ApiError(400, f"no input is called {name!r}"[:100] + f"; there is {known}")
         shape = _read_shape(given, str(name))
-        self._service.refuse_count(shape[0])
+        self._service.refuse_image_count(shape[0])
         data = _find_data(given, str(name), binary)
         if kind is None:
             _refuse_datatype(given, str(name), "BYTES")
@@ -226,7 +228,7 @@ class InferenceProtocol:
         if asked.id is not None:
             answer["id"] = asked.id
         if not blocks:
-            return to_json(answer)
+            return to_json_response(answer)
         header = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
         return Response(
             b"".join((header, *blocks)),

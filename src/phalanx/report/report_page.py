@@ -16,7 +16,7 @@ from phalanx.report.predictions import (
     WorstMistakes,
     confusion_matrix,
     read_predictions,
-    read_worst,
+    read_worst_mistakes,
 )
 from phalanx.report.records import LogRow, ScoreRow, read_logs, read_scores, read_steps
 from phalanx.report.summary import Summary, read_average_score, read_summary
@@ -65,7 +65,7 @@ def _read_values(run: RunFolder) -> dict[str, Any]:
     highest = max(scores, key=lambda row: row.top1, default=None)  # of equals the first
     has_average = (run.checkpoints / "average").exists()
     device = str((facts.get("chosen") or {}).get("device") or "")
-    data_wait = _measure("data_wait", summary, logs)
+    data_wait = _find_measurement("data_wait", summary, logs)
     predictions = read_predictions(folder)
     names = _ClassNames(enumerate(facts.get("classes") or []))
     return {
@@ -82,14 +82,14 @@ def _read_values(run: RunFolder) -> dict[str, Any]:
         "last_step": steps["step"][-1] if steps["step"] else 0,
         "last_epoch": steps["epoch"][-1] if steps["epoch"] else 0,
         "device": device,
-        "images_per_second": _measure("images_per_second", summary, logs),
+        "images_per_second": _find_measurement("images_per_second", summary, logs),
         "data_wait": data_wait,
-        "waiting": describe_waiting(data_wait),
+        "waiting": describe_data_wait(data_wait),
         "memory": _describe_memory(summary, device),
         "curves": _draw_curves(steps, logs, scores),
         "profiled_step": _embed_profile(folder),
         "confusion": _count_confusion(predictions, names),
-        "gallery": _find_pictures(predictions, read_worst(folder), names),
+        "gallery": _find_pictures(predictions, read_worst_mistakes(folder), names),
         "options": _split_options(run.options, facts.get("origins") or {}),
         "environment": [
             (title, flatten_facts(facts[name]))
@@ -108,7 +108,7 @@ class _ClassNames(dict[int, str]):
         return f"class {number}"
 
 
-def _measure(name: str, summary: Summary | None, logs: list[LogRow]) -> float | None:
+def _find_measurement(name: str, summary: Summary | None, logs: list[LogRow]) -> float | None:
     """A measurement of the run: the summary's, or the median of the log points."""
     if summary and getattr(summary, name) is not None:
         return float(getattr(summary, name))
@@ -116,7 +116,7 @@ def _measure(name: str, summary: Summary | None, logs: list[LogRow]) -> float | 
     return float(np.median(known)) if known else None
 
 
-def describe_waiting(wait: float | None) -> str:
+def describe_data_wait(wait: float | None) -> str:
     """Whether the data kept up, in one sentence."""
     if wait is None:
         return "It is not known yet whether training waits for data."
@@ -155,11 +155,11 @@ def _draw_curves(
     wide = [("Loss", plots.plot_loss(steps, logs, scores=scores))]
     if scores or any(row.top1 is not None for row in logs):
         wide.append(("Top-1", plots.plot_top1(logs, scores)))
-    small = [("Learning rate", plots.plot_rate(steps))]
+    small = [("Learning rate", plots.plot_learning_rate(steps))]
     if any(row.images_per_second is not None for row in logs):
-        small.append(("Images per second", plots.plot_speed(logs)))
+        small.append(("Images per second", plots.plot_throughput(logs)))
     if any(row.data_wait is not None for row in logs):
-        small.append(("Share of time waiting for data", plots.plot_waiting(logs)))
+        small.append(("Share of time waiting for data", plots.plot_data_wait(logs)))
     return {"wide": wide, "small": small}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from phalanx.serve.app import RequestGate
+from phalanx.serve.app import RequestMiddleware
 from phalanx.serve.body import BodyReader
 from phalanx.serve.service import CYCLE_KEY, REFUSED_KEY, ServeLimits
 
@@ -25,7 +25,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     limits = ServeLimits()  # of the server, set on a subclass, as are those below
     bodies = BodyReader(max_bytes=0, max_s=0.0, total_bytes=0)
-    gate: RequestGate  # logs and counts
+    middleware: RequestMiddleware  # logs and counts
     is_stopping = False  # no connection is kept for another request
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -105,8 +105,8 @@ class LimitedProtocol(HttpToolsProtocol):
         # one piece for the handler, which is not woken before all is there or it is too much
         self.cycle.body += body
         self._held += len(body)
-        self.bodies.count(len(body))
-        if len(self.cycle.body) > self.limits.max_request_bytes or self.bodies.is_over:
+        self.bodies.add_held_bytes(len(body))
+        if len(self.cycle.body) > self.limits.max_request_bytes or self.bodies.is_over_limit:
             self.flow.pause_reading()
             self.cycle.message_event.set()
 
@@ -127,7 +127,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _release(self) -> None:
-        self.bodies.count(-self._held)
+        self.bodies.add_held_bytes(-self._held)
         self._held = 0
 
     def shutdown(self) -> None:
@@ -184,7 +184,7 @@ class LimitedProtocol(HttpToolsProtocol):
             cycle.message_event.set()
         else:
             path = getattr(self, "url", b"").partition(b"?")[0].decode("latin-1")
-            self.gate.note_refusal(self.client, path, status, message)
+            self.middleware.record_refusal(self.client, path, status, message)
         body = orjson.dumps({"error": message})
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[status] + head % len(body) + body)

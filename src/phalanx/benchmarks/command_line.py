@@ -37,7 +37,7 @@ def get_program(words: Sequence[str]) -> tuple[str, ...]:
     return (_PHALANX, *rest) if len(rest) < len(words) and words[0] == _PHALANX else rest
 
 
-def measures(words: Sequence[str]) -> bool:
+def is_measurement(words: Sequence[str]) -> bool:
     """Whether a command line runs one of our commands that print a BenchResult."""
     program = get_program(words)
     return program[:1] == (_PHALANX,) and program[1:3] in _MEASURES

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from phalanx.client.connection import Connection, NoAnswer, Reply, ServerAddress
+from phalanx.client.connection import Connection, Reply, RequestFailed, ServerAddress
 from phalanx.client.protocols import (
     PROTOCOLS,
     ImageAnswer,
     ServedModel,
-    read_answers,
+    decode_answers,
 )
 
 _BUSY = (429, 503)  # come again later
@@ -78,7 +78,7 @@ class LoadResult:
     answers: dict[int, ImageAnswer] = field(default_factory=dict)  # the first of each image
     requests: list[_SentRequest] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)  # images, by what went wrong
-    unreadable: int = 0  # images that are none, as often as they were sent
+    unreadable_images: int = 0  # files that are none, as often as they were sent
     retries: Counter[str] = field(default_factory=Counter)  # requests, by why they were repeated
     waited_s: float = 0.0  # because the server was busy, all connections together
     began_at: float = 0.0
@@ -90,22 +90,22 @@ class LoadResult:
         return max(self.ended_at - self.began_at, 1e-9)
 
     @property
-    def answered(self) -> int:
+    def answered_images(self) -> int:
         """Images that were classified, repetitions included."""
         return sum(request.images for request in self.requests)
 
     @property
-    def failed(self) -> int:
+    def failed_images(self) -> int:
         """Images that got no answer."""
         return self.failures.total()
 
     @property
-    def sent(self) -> int:
+    def sent_images(self) -> int:
         """All images that were meant to be sent: each is in one of three counts."""
-        return self.answered + self.failed + self.unreadable
+        return self.answered_images + self.failed_images + self.unreadable_images
 
 
-_ReadImage = Callable[[int], tuple[str, bytes]]  # name and file; raises NoAnswer
+_ReadImage = Callable[[int], tuple[str, bytes]]  # name and file; raises RequestFailed
 
 
 def send_images(
@@ -121,11 +121,11 @@ def send_images(
 
     done: called after every request, by one thread at a time.
     """
-    load = _Load(address, model, images, read, options=options, done=done)
+    load = _LoadGenerator(address, model, images, read, options=options, done=done)
     return load.run()
 
 
-class _Load:
+class _LoadGenerator:
     """The threads of a load, and what they share."""
 
     def __init__(
@@ -148,7 +148,7 @@ class _Load:
     def run(self) -> LoadResult:
         workers = []
         for thread, batches in enumerate(self._plan_batches()):
-            shared = _Shared(batches)
+            shared = _SharedIterator(batches)
             for _ in range(self._options.in_flight):
                 worker = threading.Thread(target=self._work, args=(thread, shared), daemon=True)
                 workers.append(worker)
@@ -178,7 +178,7 @@ class _Load:
         """The batches of each thread, by places of images."""
         size, threads = self._options.batch_size, self._options.threads
         if not self._options.repeats:
-            every = _Shared(_cut(iter(range(self._images)), size))
+            every = _SharedIterator(_cut(iter(range(self._images)), size))
             return [every] * threads
         plans = []
         for thread in range(threads):
@@ -217,9 +217,9 @@ class _Load:
             connection.open()
             if self._options.repeats:
                 files = [self._read(0)] * self._options.batch_size
-                question = self._protocol.ask(self._model, files)
-                connection.post(question.path, question.body, question.headers)
-        except NoAnswer:
+                encoded = self._protocol.encode(self._model, files)
+                connection.post(encoded.path, encoded.body, encoded.headers)
+        except RequestFailed:
             pass  # it will be counted when it fails again
 
     def _send(self, connection: Connection, batch: Sequence[int], thread: int) -> None:
@@ -229,13 +229,13 @@ class _Load:
             try:
                 files.append(self._read(place))
                 kept.append(place)
-            except NoAnswer as problem:
+            except RequestFailed as problem:
                 self._count_problem(place, str(problem))
         if not files:
             return
-        question = self._protocol.ask(self._model, files)
+        encoded = self._protocol.encode(self._model, files)
         try:
-            reply, took_s = self._ask(connection, question.path, question.body, question.headers)
+            reply, took_s = self._ask(connection, encoded.path, encoded.body, encoded.headers)
             if reply.status in _BAD_REQUEST and len(kept) > 1:
                 for place in kept:  # only those that are bad shall fail
                     self._send(connection, [place], thread)
@@ -244,9 +244,9 @@ class _Load:
                 self._count_problem(kept[0], _strip_name(reply.error, files[0][0]))
                 return
             if reply.status != 200:
-                raise NoAnswer(f"HTTP {reply.status}: {reply.error}")
-            answers = read_answers(self._protocol, self._model, reply, images=len(kept))
-        except NoAnswer as failure:
+                raise RequestFailed(f"HTTP {reply.status}: {reply.error}")
+            answers = decode_answers(self._protocol, self._model, reply, images=len(kept))
+        except RequestFailed as failure:
             self._count(kept, failure=str(failure))
             return
         good = sum(not answer.problem for answer in answers)
@@ -276,7 +276,7 @@ class _Load:
         """Note an image that cannot be read; it fails every time it is sent."""
         with self._lock:
             self._result.answers.setdefault(place, ImageAnswer(problem=problem))
-            self._result.unreadable += 1
+            self._result.unreadable_images += 1
             self._done(self._result)
 
     def _count(
@@ -292,13 +292,13 @@ class _Load:
                 self._result.failures[failure] += len(places)
             if request is not None:
                 self._result.requests.append(request)
-                self._result.unreadable += len(places) - request.images
+                self._result.unreadable_images += len(places) - request.images
             for place, answer in zip(places, answers, strict=False):
                 self._result.answers.setdefault(place, answer)
             self._done(self._result)
 
 
-class _Shared(Iterator[tuple[int, ...]]):
+class _SharedIterator(Iterator[tuple[int, ...]]):
     """An iterator that several threads take from."""
 
     def __init__(self, items: Iterator[tuple[int, ...]]) -> None:

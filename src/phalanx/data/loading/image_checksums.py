@@ -12,7 +12,7 @@ from phalanx.data.loading.reader import ReadProblems
 from phalanx.errors import CheckpointError, DataError
 
 
-class SeenImages:
+class ImageChecksums:
     """The checksums of one split, 0 for images not read yet; stored in checkpoints.
 
     An image that changed before it was first read is not noticed. One that becomes unreadable
@@ -36,7 +36,7 @@ class SeenImages:
             )
         self.checksums[:] = checksums
         self._read_earlier = checksums != 0
-        self._bad_compared = len(self._problems.bad)
+        self._bad_compared = len(self._problems.bad_images)
         # checking the sizes of a million files takes a while: training starts meanwhile
         Thread(target=self._compare_sizes, daemon=True).start()
 
@@ -52,7 +52,7 @@ class SeenImages:
                 "has changed since this run began: restore the old file and resume, or resume "
                 "with --accept-changed-data"
             )
-        bad, latest = self._problems.bad, self._problems.checksums
+        bad, latest = self._problems.bad_images, self._problems.checksums
         for index in indices:
             checksum = latest.pop(index, 0)
             if checksum and index >= 0:

@@ -8,28 +8,28 @@ from phalanx.config.schema import OPTIONS
 from phalanx.dialects.table import TARGET, GivenOption, LaunchFacts, OldValues, OutcomeKind
 from phalanx.errors import ConfigError, join_problems
 from phalanx.port.dialect_choice import ChosenScript, choose_script
-from phalanx.port.launchers import read_launch_facts
-from phalanx.port.layers import (
-    LAYERS,
-    SAID,
-    LayerEntry,
+from phalanx.port.effects import (
+    COMMAND_SOURCES,
+    SOURCES,
     PortJob,
-    list_entries,
+    SourcedEffect,
+    list_effects,
     merge_flags,
     order_flags,
 )
+from phalanx.port.launchers import read_launch_facts
 from phalanx.port.match import match_words
 from phalanx.port.new_command import NewCommand, quote_word
 from phalanx.port.old_command import OldCommand, read_old_command
 from phalanx.port.preset_values import (
-    find_overruled,
+    apply_overrides,
+    find_overridden,
     find_same_rate,
     is_same_value,
-    lay_over,
     name_preset,
     read_preset_values,
 )
-from phalanx.port.words import OldLine
+from phalanx.port.shell_text import OldLine
 
 _COMMANDS = {  # what a script does: our command
     "train": "train",
@@ -43,7 +43,7 @@ _COMMANDS = {  # what a script does: our command
 _OTHER_TARGETS = {"request": "serve"}  # flags that name the preset, where the first word does not
 _ABOUT_A_RUN = ("resume", "fork", TARGET)  # flags that name one, which has options of its own
 _MODEL_SECTIONS = ("model", "resnet", "efficientnet")
-_OptionsOf = Callable[[str], Collection[str]]  # the flags that a command of ours takes
+_ListFlags = Callable[[str], Collection[str]]  # the flags that a command of ours takes
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class PortedRow:
     new: str  # words of the new command; empty where there are none
     kind: OutcomeKind
     why: str
-    source: str  # one of LAYERS
+    source: str  # one of SOURCES
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ported:
-    """The answer."""
+class PortedCommand:
+    """An old command as one of ours: the answer of `phalanx port`."""
 
     dialect: str
     title: str  # of the old program
@@ -71,7 +71,7 @@ class Ported:
     then: tuple[tuple[str, ...], ...] = ()  # commands for afterwards
     decided: Mapping[str, str] = field(default_factory=dict)  # all options, the preset's included
 
-    def facts(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """The answer as plain values."""
         return {
             "dialect": self.dialect,
@@ -88,13 +88,13 @@ class Ported:
 
 def port_line(
     line: OldLine,
-    options_of: _OptionsOf,
+    list_flags: _ListFlags,
     *,
     dialect: str | None = None,
     overrides: Mapping[str, str] | None = None,
     local: bool = False,
     images: int | None = None,
-) -> Ported:
+) -> PortedCommand:
     """The answer for one command; ConfigError for what no dialect can mean.
 
     overrides: options of ours that are laid over the result. local: without hosts. images: those
@@ -110,18 +110,18 @@ def port_line(
         f"{text}: was left out; change to that folder first, or relative paths lead elsewhere"
         for text in line.moves
     ]
-    answer = _answer(port, options_of, overrides or {}, local=local)
+    answer = _port_job(port, list_flags, overrides or {}, local=local)
     return replace(answer, old=" ".join(map(quote_word, line.words)))
 
 
 def port_entry(
     name: str,
     chosen: ChosenScript,
-    options_of: _OptionsOf,
+    list_flags: _ListFlags,
     *,
     overrides: Mapping[str, str],
     images: int | None = None,
-) -> Ported:
+) -> PortedCommand:
     """The answer for an entry of a configs.yml, whose keys were matched with a script's options.
 
     overrides: options of ours that are laid over the result. images: those to train with, where
@@ -132,14 +132,14 @@ def port_entry(
     facts = _add_stages(LaunchFacts(), config)
     values = OldValues(chosen.script.options, {}, config, launch=facts, images=images)
     port = PortJob(OldCommand(), chosen, values, warnings=[*chosen.warnings])
-    return replace(_answer(port, options_of, overrides, local=True), old=name)
+    return replace(_port_job(port, list_flags, overrides, local=True), old=name)
 
 
-def _answer(
-    port: PortJob, options_of: _OptionsOf, overrides: Mapping[str, str], *, local: bool
-) -> Ported:
+def _port_job(
+    port: PortJob, list_flags: _ListFlags, overrides: Mapping[str, str], *, local: bool
+) -> PortedCommand:
     """The answer for a command or an entry whose options are known."""
-    made = _compose(port, options_of, overrides)
+    made = _compose_command(port, list_flags, overrides)
     command, entries = made.command, made.entries
     for entry in entries:
         command.launch |= entry.effect.launch
@@ -149,7 +149,7 @@ def _answer(
     rows = _build_rows(made, overrides)
     is_known = port.config_known and not port.chosen.matched.wants_help
     notes = port.chosen.script.notes(port.values) if is_known else []
-    return Ported(
+    return PortedCommand(
         dialect=port.chosen.dialect.name,
         title=port.chosen.dialect.title,
         old="",
@@ -162,47 +162,55 @@ def _answer(
     )
 
 
-def _list_warnings(entry: LayerEntry) -> list[str]:
+def _list_warnings(entry: SourcedEffect) -> list[str]:
     """The warnings of an effect, each with what it is about."""
     texts = entry.effect.warnings
     return [text if text.startswith("-") else f"{entry.old}: {text}" for text in texts]
 
 
 @dataclass
-class _Composed:
+class _ComposedCommand:
     """A new command, and what it was made of."""
 
     command: NewCommand
-    entries: list[LayerEntry]
-    has: Mapping[str, object]  # what the preset or model that it begins with already has
-    taken: Collection[str]  # the flags that it takes
+    entries: list[SourcedEffect]
+    preset_values: Mapping[str, object]  # what the preset or model that it begins with already has
+    accepted_flags: Collection[str]  # the flags that it takes
 
 
-def _compose(port: PortJob, options_of: _OptionsOf, overrides: Mapping[str, str]) -> _Composed:
+def _compose_command(
+    port: PortJob, list_flags: _ListFlags, overrides: Mapping[str, str]
+) -> _ComposedCommand:
     """The new command with the flags that its preset does not have."""
-    entries, script = list_entries(port), port.chosen.script
+    entries, script = list_effects(port), port.chosen.script
     preset, flags = _choose_preset(port), merge_flags(entries)
     command = NewCommand(_COMMANDS[script.kind])
     if port.chosen.matched.wants_help:
         model = {"model": flags["model"]} if flags.get("model") else {}
         command.flags = {**model, "help": "true"}
-        return _Composed(command, entries, {}, set(command.flags))
-    has: dict[str, object] = {}
+        return _ComposedCommand(command, entries, {}, set(command.flags))
+    preset_values: dict[str, object] = {}
     if any(flags.get(name) for name in _ABOUT_A_RUN):
         # a run has its options: only what the command says itself is laid over them
-        entries = [entry for entry in entries if entry.source in SAID]
+        entries = [entry for entry in entries if entry.source in COMMAND_SOURCES]
         flags, preset = merge_flags(entries), None
     elif script.kind == "validate" and port.config_known and flags.get("model"):
         preset = flags["model"]  # of a model's name, no preset has a say
-        has = {name: option.default for name, option in OPTIONS.items()} | {"model": preset}
+        preset_values = {name: option.default for name, option in OPTIONS.items()} | {
+            "model": preset
+        }
     elif preset and script.kind not in _OTHER_TARGETS:  # whose options are those of a preset
-        has = read_preset_values(preset, flags.get("model"))
-    taken = _choose_taken(options_of(command.name), flags, named=preset is None)
-    has |= find_same_rate(flags, has)
-    rest = {n: t for n, t in flags.items() if n in taken and not is_same_value(n, t, has)}
+        preset_values = read_preset_values(preset, flags.get("model"))
+    accepted_flags = _choose_accepted_flags(list_flags(command.name), flags, named=preset is None)
+    preset_values |= find_same_rate(flags, preset_values)
+    rest = {
+        n: t
+        for n, t in flags.items()
+        if n in accepted_flags and not is_same_value(n, t, preset_values)
+    }
     target = {_OTHER_TARGETS.get(script.kind, TARGET): preset} if preset else {}
-    command.flags = lay_over({**target, **order_flags(rest, entries)}, overrides)
-    return _Composed(command, entries, has, taken)
+    command.flags = apply_overrides({**target, **order_flags(rest, entries)}, overrides)
+    return _ComposedCommand(command, entries, preset_values, accepted_flags)
 
 
 def _read_values(old: OldCommand, chosen: ChosenScript, images: int | None) -> PortJob:
@@ -281,31 +289,33 @@ def _choose_preset(port: PortJob) -> str | None:
     return own or nearest or None
 
 
-def _choose_taken(known: Collection[str], flags: Mapping[str, str], *, named: bool) -> set[str]:
+def _choose_accepted_flags(
+    known: Collection[str], flags: Mapping[str, str], *, named: bool
+) -> set[str]:
     """The flags that the new command takes."""
-    taken = {TARGET, *known}
+    accepted_flags = {TARGET, *known}
     if named:
-        taken -= {n for n in OPTIONS if OPTIONS[n].section in _MODEL_SECTIONS}
-        taken -= {"image-size", "data"}  # which a run knows
+        accepted_flags -= {n for n in OPTIONS if OPTIONS[n].section in _MODEL_SECTIONS}
+        accepted_flags -= {"image-size", "data"}  # which a run knows
     if flags.get("resume"):
-        taken -= {n for n in OPTIONS if not OPTIONS[n].resumable}
-    return taken
+        accepted_flags -= {n for n in OPTIONS if not OPTIONS[n].resumable}
+    return accepted_flags
 
 
-def _build_rows(made: _Composed, overrides: Mapping[str, str]) -> list[PortedRow]:
+def _build_rows(made: _ComposedCommand, overrides: Mapping[str, str]) -> list[PortedRow]:
     """A row for each thing the command says, and for each implied one that adds to it."""
-    entries, has, command = made.entries, made.has, made.command
-    flags, ours = merge_flags(entries), find_overruled(overrides)
-    is_model = command.flags.get(TARGET, "") == has.get("model")
+    entries, preset_values, command = made.entries, made.preset_values, made.command
+    flags, ours = merge_flags(entries), find_overridden(overrides)
+    is_model = command.flags.get(TARGET, "") == preset_values.get("model")
     already = "as it is by default" if is_model else "as the preset has it"
     last = {name: entry for entry in entries for name in entry.effect.flags}
     rows = []
-    for entry in (e for source in reversed(LAYERS) for e in entries if e.source == source):
+    for entry in (e for source in reversed(SOURCES) for e in entries if e.source == source):
         asked = {n: t for n, t in entry.effect.flags.items() if n not in ours}
         own = {n: t for n, t in asked.items() if flags.get(n) == t}
-        written = {n: t for n, t in own.items() if n in made.taken}
-        is_said = entry.source in SAID
-        added = {n: t for n, t in written.items() if not is_same_value(n, t, has)}
+        written = {n: t for n, t in own.items() if n in made.accepted_flags}
+        is_said = entry.source in COMMAND_SOURCES
+        added = {n: t for n, t in written.items() if not is_same_value(n, t, preset_values)}
         shown = written if is_said else {n: t for n, t in added.items() if last[n] is entry}
         if not (is_said or shown or entry.effect.variables):
             continue

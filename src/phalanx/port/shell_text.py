@@ -38,7 +38,7 @@ def read_text_lines(text: str) -> list[OldLine]:
     exported: dict[str, str] = {}
     moves: list[str] = []
     found = []
-    for number, all_words in _Reader(text).read():
+    for number, all_words in _ShellReader(text).read():
         words = all_words[1:] if all_words[0] == "$" else all_words  # a prompt, copied along
         assigned = words[1:] if words[:1] == ["export"] else words
         if assigned and all(_ASSIGNMENT.match(word) for word in assigned):
@@ -72,7 +72,7 @@ def _build_line(words: list[str], environment: dict[str, str], number: int) -> O
     return OldLine(tuple(kept), environment, number, tuple(left))
 
 
-class _Reader:
+class _ShellReader:
     """Takes text apart as a shell would, as far as training scripts need it."""
 
     def __init__(self, text: str) -> None:

@@ -10,7 +10,7 @@ _RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
-class Ratio:
+class PairedRatio:
     """How two rates compare: the median of paired ratios, with its interval."""
 
     ours: tuple[float, ...]  # images/s of each block
@@ -36,7 +36,7 @@ class Ratio:
 
 def measure_pairs(
     ours: Callable[[], int], theirs: Callable[[], int], *, pairs: int, done: Callable[[int], None]
-) -> Ratio:
+) -> PairedRatio:
     """Run blocks alternately, each returning the images it trained; the first side alternates."""
     rates: dict[int, list[float]] = {0: [], 1: []}
     for pair in range(pairs):
@@ -45,4 +45,4 @@ def measure_pairs(
             images = (ours, theirs)[side]()
             rates[side].append(images / (perf_counter() - begin))
         done(pair + 1)
-    return Ratio(tuple(rates[0]), tuple(rates[1]))
+    return PairedRatio(tuple(rates[0]), tuple(rates[1]))

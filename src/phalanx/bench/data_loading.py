@@ -12,7 +12,12 @@ from phalanx.assemble.session import Session
 from phalanx.assemble.summarise import could_decode_on_gpu
 from phalanx.bench.synthetic_steps import build_synthetic_step, synchronise
 from phalanx.config.read import Settings
-from phalanx.data.loading.stage_rates import Rate, describe_bottleneck, measure_rate, time_stages
+from phalanx.data.loading.stage_rates import (
+    StageRate,
+    describe_bottleneck,
+    measure_rate,
+    time_stages,
+)
 from phalanx.errors import ConfigError
 from phalanx.plan.machine import count_cores
 from phalanx.plan.plan import Plan
@@ -22,10 +27,10 @@ _WARM_UP_BATCHES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Feeding:
+class LoadingRates:
     """What was measured, and what it means."""
 
-    stages: list[Rate]  # each alone, on one core
+    stages: list[StageRate]  # each alone, on one core
     one_worker: float  # images/s on the device, normalised, with one process
     workers: int  # 0 if the device makes the images itself
     all_workers: float  # with all of them
@@ -49,14 +54,14 @@ class Feeding:
             gpu_could_decode=self.gpu_could_decode,
         )
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         values = asdict(self)
         values["eaten"] = values.pop("needed")
         return {**values, "scaling": self.scaling, "verdict": self.verdict()}
 
 
-def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
+def measure_loading_rates(settings: Settings, *, seconds: float) -> LoadingRates:
     """Time the stages and the whole; the model on synthetic images of the same size."""
     plan, dataset = plan_run(settings)
     config = settings.config
@@ -88,15 +93,17 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
 
         stages = [
             *time_stages(loader.reader("train"), seconds / 4),
-            Rate("collate", measure_rate(collate, seconds / 4), "images assembled into a batch"),
-            Rate("copy", measure_rate(copy, seconds / 4), f"bytes to {device}, normalised"),
+            StageRate(
+                "collate", measure_rate(collate, seconds / 4), "images assembled into a batch"
+            ),
+            StageRate("copy", measure_rate(copy, seconds / 4), f"bytes to {device}, normalised"),
         ]
         one, every = (
             _time_batches(session, replace(plan, workers=count), seconds) for count in (1, workers)
         )
         step = build_synthetic_step(config, plan)
         step()  # allocates the optimizer's state
-        return Feeding(
+        return LoadingRates(
             stages=stages,
             one_worker=one,
             workers=workers,
