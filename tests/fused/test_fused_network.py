@@ -71,8 +71,8 @@ def test_a_network_errs_no_more_than_torch(half, monkeypatch):
     reasons = fuse_units(fused, half)
     assert not [unit for unit in reasons if unit.startswith("layer")], reasons
     if half == torch.bfloat16:  # the first tiles, which are compiled in less time
-        every = CHOICES.run_fastest
-        monkeypatch.setattr(CHOICES, "run_fastest", lambda launches: every(launches[:1]))
+        every = CHOICES.launch_fastest
+        monkeypatch.setattr(CHOICES, "launch_fastest", lambda launches: every(launches[:1]))
     CHOICES.compile_all(lambda: find_gradients(deepcopy(fused), x, labels, half))
     exact = find_gradients(deepcopy(model).double(), x.double(), labels)
     plain, own = find_gradients(model, x, labels, half), find_gradients(fused, x, labels, half)

@@ -52,7 +52,7 @@ def made():
     choices, kernel = KernelChoices(), Kernel()
 
     def launch():
-        choices.run_fastest([Launch(kernel, (1,), (), {})])
+        choices.launch_fastest([Launch(kernel, (1,), (), {})])
 
     def pass_back():
         with torch.enable_grad():

@@ -152,10 +152,10 @@ def _run_first(pair: _NormedConv, x: Tensor) -> tuple[Tensor, Tensor]:
         a = pair.convolve(x)
         return a, norm_vectors(a, pair.affine, running, *pair.numbers)
 
-    ways = {"joined": joined, "separate": separate}
+    implementations = {"joined": joined, "separate": separate}
     key = f"first convolution {list(x.shape)} {len(pair.weight)} {x.dtype}"
-    measured = {name: partial(way, []) for name, way in ways.items()}
-    return ways[CHOICES.choose_name(key, measured)](pair.running)
+    timed = {name: partial(run, []) for name, run in implementations.items()}
+    return implementations[CHOICES.choose_name(key, timed)](pair.running)
 
 
 def _fold(pair: _NormedConv, x: Tensor, v: Tensor | None) -> _Folded:

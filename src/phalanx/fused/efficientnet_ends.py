@@ -39,15 +39,15 @@ from phalanx.models.layers import Dropout, GlobalAvgPool
 from phalanx.models.units import FusedUnit
 
 
-def _choose(part: str, conv: nn.Conv2d, x: Tensor, ways: dict[str, Any]) -> Any:
+def _run_fastest(part: str, conv: nn.Conv2d, x: Tensor, implementations: dict[str, Any]) -> Any:
     """The result of the fastest; our kernels support 3x3 of stride 2 over three channels only."""
     sizes = (conv.in_channels, conv.kernel_size[0], conv.stride[0], conv.groups)
     if sizes != (3, 3, 2, 1):
-        return ways["apart"]()
+        return implementations["apart"]()
     if not x.is_cuda:
-        return ways["own"]()
+        return implementations["own"]()
     shape = (conv.out_channels, *x.shape)
-    return CHOICES.choose(f"efficientnet stem {part} {shape} {x.dtype}", ways)
+    return CHOICES.run_fastest(f"efficientnet stem {part} {shape} {x.dtype}", implementations)
 
 
 def _convolve(conv: nn.Conv2d, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,7 +60,7 @@ def _convolve(conv: nn.Conv2d, x: Tensor, weight: Tensor) -> tuple[Tensor, Tenso
     def own() -> tuple[Tensor, Tensor]:
         return expand(x, weight.permute(0, 2, 3, 1).flatten(1), True)
 
-    return _choose("forward", conv, x, {"own": own, "apart": apart})
+    return _run_fastest("forward", conv, x, {"own": own, "apart": apart})
 
 
 def _convolve_back(
@@ -80,8 +80,8 @@ def _convolve_back(
     def own() -> tuple[Tensor, Tensor]:
         return expand_back(ds, x, weight.permute(0, 2, 3, 1).flatten(1), u, None, True)
 
-    ways = {"own": own, "apart": apart}
-    return apart() if wants_image else _choose("backward", conv, x, ways)
+    implementations = {"own": own, "apart": apart}
+    return apart() if wants_image else _run_fastest("backward", conv, x, implementations)
 
 
 class _EndUnit(BoundedUnit):

@@ -27,7 +27,7 @@ from phalanx.fused.mbconv_parts import (
 from phalanx.fused.suited import UnitNotFused, check_types
 from phalanx.fused.unit import Gradients
 from phalanx.kernels.batch_norm import finish_back
-from phalanx.kernels.choices import CHOICES, Ways
+from phalanx.kernels.choices import CHOICES, Implementations
 from phalanx.kernels.image_layout import (
     count_rows,
     to_channels_last,
@@ -132,12 +132,12 @@ def _is_depthwise(conv: nn.Conv2d) -> bool:
     return conv.groups == conv.in_channels == conv.out_channels and sizes in _WINDOWS
 
 
-def _choose(part: str, conv: nn.Conv2d, x: Tensor, ways: Ways) -> Any:
+def _run_fastest(part: str, conv: nn.Conv2d, x: Tensor, implementations: Implementations) -> Any:
     """The result of the fastest, which is timed once per shape; off the GPU, of the first."""
-    if len(ways) == 1 or not x.is_cuda:
-        return next(iter(ways.values()))()
+    if len(implementations) == 1 or not x.is_cuda:
+        return next(iter(implementations.values()))()
     sizes = (*conv.weight.shape, *conv.stride, *x.shape)
-    return CHOICES.choose(f"mbconv {part} {sizes} {x.dtype}", ways)
+    return CHOICES.run_fastest(f"mbconv {part} {sizes} {x.dtype}", implementations)
 
 
 def _expand(conv: nn.Conv2d, kept: Kept) -> tuple[Tensor, Tensor]:
@@ -148,10 +148,10 @@ def _expand(conv: nn.Conv2d, kept: Kept) -> tuple[Tensor, Tensor]:
         raw = to_image(to_rows(x) @ weight.T, x)
         return raw, sum_channels(raw)
 
-    ways: dict[str, Any] = {"apart": apart}
+    implementations: dict[str, Any] = {"apart": apart}
     if can_expand(weight):
-        ways = {"own": lambda: expand(x, weight, False), **ways}
-    return _choose("expand", conv, x, ways)
+        implementations = {"own": lambda: expand(x, weight, False), **implementations}
+    return _run_fastest("expand", conv, x, implementations)
 
 
 def _convolve(conv: nn.Conv2d, kept: Kept) -> tuple[Tensor, Tensor]:
@@ -169,11 +169,11 @@ def _convolve(conv: nn.Conv2d, kept: Kept) -> tuple[Tensor, Tensor]:
 
     if not _is_depthwise(conv):
         return by_cudnn()
-    ways: dict[str, Any] = {"own": lambda: convolve(activate(), weight, None, stride)}
+    implementations: dict[str, Any] = {"own": lambda: convolve(activate(), weight, None, stride)}
     if v is not None and kernel == 3:  # SiLU on load, a few times per value
         on_load = {"on the load": lambda: convolve(raw, weight, v, stride)}
-        ways = on_load | ways if stride == 2 else ways | on_load
-    return _choose("convolve", conv, raw, ways)
+        implementations = on_load | implementations if stride == 2 else implementations | on_load
+    return _run_fastest("convolve", conv, raw, implementations)
 
 
 def _forward(layers: _BlockLayers, kept: Kept) -> Tensor:
@@ -240,10 +240,10 @@ def _convolve_back(conv: nn.Conv2d, kept: Kept, dd: Tensor) -> tuple[Tensor, Ten
 
     if not _is_depthwise(conv):
         return by_cudnn()
-    ways: dict[str, Any] = {"own": own}
+    implementations: dict[str, Any] = {"own": own}
     if (stride, conv.kernel_size[0]) == (1, 5):  # elsewhere our kernel is far faster
-        ways["cudnn"] = by_cudnn
-    return _choose("convolve back", conv, raw, ways)
+        implementations["cudnn"] = by_cudnn
+    return _run_fastest("convolve back", conv, raw, implementations)
 
 
 def _expand_back(
@@ -258,11 +258,14 @@ def _expand_back(
         dx = dc @ weight if add is None else torch.addmm(to_rows(add), dc, weight)
         return to_image(dx, x), multiply(dc.T, to_rows(x))
 
-    ways: dict[str, Any] = {"apart": apart}
+    implementations: dict[str, Any] = {"apart": apart}
     if can_expand_back(weight):
-        ways = {"own": lambda: expand_back(ds, x, weight, u, add, False), **ways}
+        implementations = {
+            "own": lambda: expand_back(ds, x, weight, u, add, False),
+            **implementations,
+        }
     assert layers.expand is not None
-    return _choose(f"expand back {layers.skips}", layers.expand, x, ways)
+    return _run_fastest(f"expand back {layers.skips}", layers.expand, x, implementations)
 
 
 def _backward(layers: _BlockLayers, kept: Kept, dy: Tensor) -> tuple[Tensor, Kept]:

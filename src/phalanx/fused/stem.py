@@ -97,8 +97,8 @@ class _ImageStem(_ConvUnit):
         """The image and the weight in the layout that is fastest for forward and backward."""
         forms = self._list_forms(x)
         key = f"stem {tuple(x.shape)} {tuple(self._pair.conv.weight.shape)} {x.dtype} {self.half}"
-        ways = {form: partial(self._try, x, form) for form in forms}
-        return self._arrange_as(x, CHOICES.choose_name(key, ways))
+        implementations = {form: partial(self._try, x, form) for form in forms}
+        return self._arrange_as(x, CHOICES.choose_name(key, implementations))
 
     def convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         """The convolution of an arranged input."""

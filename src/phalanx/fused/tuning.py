@@ -102,13 +102,13 @@ class ChoiceStore:
     def load(self) -> None:
         """Load earlier choices; the run's own take precedence."""
         for file in reversed(self._files):
-            CHOICES.known |= _read(file)
+            CHOICES.chosen_names |= _read(file)
 
     def save(self, agree: Callable[[Any], list[Any]], *, writes: bool) -> None:
         """Adopt the first rank's choices, and write them."""
-        CHOICES.known = agree(CHOICES.known)[0]
+        CHOICES.chosen_names = agree(CHOICES.chosen_names)[0]
         for file in self._files if writes else ():
-            text = json.dumps(_read(file) | CHOICES.known, indent=1, sort_keys=True)
+            text = json.dumps(_read(file) | CHOICES.chosen_names, indent=1, sort_keys=True)
             with suppress(DiskError, OSError):  # they can be timed again
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(file, text)

@@ -66,7 +66,7 @@ def launch(
     kernel: str, grid: tuple[int, ...], args: tuple[Any, ...], tile: Tile, **flags: int
 ) -> None:
     """Launch a kernel, given by its dotted name."""
-    CHOICES.run_fastest([Launch(find_fused(kernel), grid, args, tile, flags)])
+    CHOICES.launch_fastest([Launch(find_fused(kernel), grid, args, tile, flags)])
 
 
 def runs_kernels(x: Tensor) -> bool:

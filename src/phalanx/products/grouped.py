@@ -33,7 +33,7 @@ def convolve_groups(x: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
         groups = shape.groups // joined
         return torch.ops.aten.convolution(x, wide, None, *shape[:3], False, [0, 0], groups)
 
-    return _choose("convolution", run, x, weight, shape)
+    return _run_fastest("convolution", run, x, weight, shape)
 
 
 def convolve_groups_back(
@@ -52,21 +52,21 @@ def convolve_groups_back(
 
     dx = None
     if wanted:
-        dx, _ = _choose("input gradient", partial(run, own=False), x, weight, shape)
-    return dx, _choose("weight gradient", find_own, x, weight, shape)
+        dx, _ = _run_fastest("input gradient", partial(run, own=False), x, weight, shape)
+    return dx, _run_fastest("weight gradient", find_own, x, weight, shape)
 
 
-def _choose(
+def _run_fastest(
     what: str, run: Callable[[int], Any], x: Tensor, weight: Tensor, shape: ConvShape
 ) -> Any:
     """The result with the fastest number of groups joined into one."""
     each = weight.shape[1]
     joined = [1, *(width // each for width in _WIDTHS if width > each and width % each == 0)]
-    ways = {
+    implementations = {
         f"{number} joined": partial(run, number) for number in joined if shape.groups % number == 0
     }
     key = f"groups, {what} {tuple(x.shape)} {tuple(weight.shape)} {tuple(shape)} {x.dtype}"
-    return CHOICES.choose(key, ways)
+    return CHOICES.run_fastest(key, implementations)
 
 
 def _join(weight: Tensor, joined: int, groups: int) -> Tensor:

@@ -175,7 +175,7 @@ def multiply(
     operands = (a, b, a2, b2, beta, out, v, add, *(gate or (None, None)), bits, s)
     k2 = 0 if a2 is None else a2.shape[1]
     product = _Product(operands, m, width, k, k2, h, w, flags)
-    used = CHOICES.run_fastest([*product.by_tiles(), *product.by_rows(), *product.ahead()])
+    used = CHOICES.launch_fastest([*product.by_tiles(), *product.by_rows(), *product.ahead()])
     if not count:
         return out, s.view(0, width)
     walkers = used.args[14] if used.kernel is gemm_rows else triton.cdiv(m, used.tile["BM"])
