@@ -9,8 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from phalanx.inference.conv_implementations import (
+    ACTIVATIONS,
+    count_blocks,
+    fits_32_bit_offsets,
+    launch_kernel,
+    runs_kernels,
+)
 from phalanx.inference.conv_ops import empty_result
-from phalanx.inference.conv_ways import ACTIVATIONS, count_blocks, fits, launch, runs_kernels
 from phalanx.kernels.choices import make_tiles
 
 _STRIP_TILE = make_tiles("BM BC", (16, 32, 4, 1))[0]
@@ -45,7 +51,7 @@ def filter_channels(
     weights: as [C, 1, KS, KS] and as [KS, KS, C]; the sums are [N, parts, C], to be added up.
     geometry: stride and padding.
     """
-    if not runs_kernels(x) or not fits(x) or x.shape[1] % 8:
+    if not runs_kernels(x) or not fits_32_bit_offsets(x) or x.shape[1] % 8:
         return _filter_reference(x, weights, bias, geometry, act)
     (images, channels), kernel, (stride, padding) = x.shape[:2], weights[1].shape[0], geometry
     out = empty_result(x, weights, geometry)
@@ -54,7 +60,7 @@ def filter_channels(
     programs, seen = images * columns * blocks, (_STRIP - 1) * stride + kernel
     parts = -(-blocks // max(1, programs // _FILTERS))  # fewer parts are faster to add up
     sums = torch.empty(images, parts, channels, device=x.device)
-    launch(
+    launch_kernel(
         "phalanx.inference.depthwise_fused.filter_strips",
         (columns, images * parts),
         (x, weights[1], bias, out, sums, *x.shape[2:], high, wide, channels // 8, parts),
@@ -101,13 +107,13 @@ def squeeze_and_excite(
     narrow = sums.new_empty(images, squeezed)
     w1, b1, w2, b2 = weights
     tile = next((t for t in _SQUEEZE_TILES if t["BC"] >= channels), _SQUEEZE_TILES[-1])
-    launch(
+    launch_kernel(
         "phalanx.inference.depthwise_fused.squeeze",
         (images, -(-squeezed // tile["BS"])),
         (_add_parts(sums), w1, b1, narrow, pixels, channels // 8, squeezed),
         tile,
     )
-    launch(
+    launch_kernel(
         "phalanx.inference.depthwise_fused.excite",
         (images, -(-channels // _EXCITE_TILE["BC"])),
         (narrow, w2, b2, gate, channels // 8, squeezed),
@@ -124,7 +130,7 @@ def _add_parts(sums: Tensor) -> Tensor:
         return sums[:, 0]
     totals = sums.new_empty(images, channels)
     tile = next((t for t in _SUM_TILES if t["BP"] >= parts), _SUM_TILES[-1])
-    launch(
+    launch_kernel(
         "phalanx.inference.depthwise_fused.add_sums",
         (images, -(-channels // tile["BC"])),
         (sums, totals, parts, channels // 8),

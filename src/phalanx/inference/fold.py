@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from phalanx.inference.conv_implementations import NONE, RAW, RELU, RELU6, SILU, Geometry
 from phalanx.inference.conv_ops import convolve_and_activate, expand_groups
-from phalanx.inference.conv_ways import NONE, RAW, RELU, RELU6, SILU, Geometry
 from phalanx.inference.depthwise_ops import filter_channels, squeeze_and_excite
 from phalanx.inference.unit_ops import (
     activate_and_pool,
@@ -89,11 +89,15 @@ class _FoldedConv:
         self.act = _ACTS[type(act)]
         self._same = isinstance(conv, SameConv2d)
         padding = 0 if self._same else conv.padding[0]
-        self.move = Geometry(conv.stride[0], int(padding), conv.groups)
+        self.geometry = Geometry(conv.stride[0], int(padding), conv.groups)
         self.is_depthwise = conv.groups == conv.in_channels == conv.out_channels > 1
         self._squares: tuple[int, int] | None = None
         edge = conv.kernel_size[0]
-        if conv.in_channels == 3 and self.move.stride == 2 and self.move.padding == edge // 2:
+        if (
+            conv.in_channels == 3
+            and self.geometry.stride == 2
+            and self.geometry.padding == edge // 2
+        ):
             self._squares = fold_into_squares(conv.weight.detach())[1]
         self._weights: list[Tensor] = []
         self.refresh()
@@ -114,7 +118,7 @@ class _FoldedConv:
         if self._squares:
             return [fold_into_squares(weight)[0]]
         weight = weight.contiguous(memory_format=torch.channels_last)
-        blocks = expand_groups(weight, self.move.groups)
+        blocks = expand_groups(weight, self.geometry.groups)
         return [weight] if blocks is None else [weight, blocks]
 
     def __call__(
@@ -126,14 +130,14 @@ class _FoldedConv:
         act: int | None = None,
     ) -> Tensor:
         """act(norm(conv(x * gate)) + add); act: instead of its own."""
-        act, move = self.act if act is None else act, self.move
+        act, geometry = self.act if act is None else act, self.geometry
         if not self._squares:
             x = x.to(self._half, memory_format=torch.channels_last)
         else:
-            move = Geometry()
+            geometry = Geometry()
             x = self.take(x) if x.shape[1] == self._conv.in_channels else x
         return convolve_and_activate(
-            self._pad(x), self._weights, self._biases, add, gate, move.pack(), act
+            self._pad(x), self._weights, self._biases, add, gate, geometry.pack(), act
         )
 
     def take(self, images: Tensor, out: Tensor | None = None) -> Tensor:
@@ -148,15 +152,15 @@ class _FoldedConv:
 
     def filter(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The output of a depthwise convolution, and its sums per image [N, parts, C]."""
-        move = [self.move.stride, self.move.padding]
-        return filter_channels(self._pad(x), self._weights, self._biases[0], move, self.act)
+        geometry = [self.geometry.stride, self.geometry.padding]
+        return filter_channels(self._pad(x), self._weights, self._biases[0], geometry, self.act)
 
     def pool(self, x: Tensor) -> Tensor:
         """The output of a 3x3 max-pool of stride 2 after the activation."""
         return activate_and_pool(self(x, act=RAW), self._biases[0], self.act)
 
     def _pad(self, x: Tensor) -> Tensor:
-        return pad_same(x, self._conv.kernel_size[0], self.move.stride) if self._same else x
+        return pad_same(x, self._conv.kernel_size[0], self.geometry.stride) if self._same else x
 
 
 class _FoldedLinear:

@@ -160,7 +160,7 @@ def convolve_rows(
 
 
 @triton.jit(do_not_specialize=["M", "P"])
-def convolve_ahead(
+def convolve_tma(
     x, w, bias, add, out, M, N, K, P, ADD: tl.constexpr, ACT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
     FLAT: tl.constexpr,

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.inference.conv_ways import (
+from phalanx.inference.conv_implementations import (
     ACTIVATIONS,
     SQUARE,
     count_blocks,
-    fits,
-    launch,
+    fits_32_bit_offsets,
+    launch_kernel,
     runs_kernels,
 )
 from phalanx.kernels.choices import make_tiles
@@ -44,12 +44,12 @@ def gather_squares(x: Tensor, out: Tensor, padding: Sequence[int]) -> None:
 
     padding: squares of zeros before and after, in both directions. out: from `empty_squares`.
     """
-    if not runs_kernels(x) or not fits(x):
+    if not runs_kernels(x) or not fits_32_bit_offsets(x):
         out.copy_(gather_squares_reference(x, padding, out.dtype))
         return
     rows = out.numel() // SQUARE
     args = (x, out, rows, *x.shape[2:], *out.shape[2:], padding[0], *x.stride())
-    launch(
+    launch_kernel(
         "phalanx.inference.layers_fused.gather_squares",
         (-(-rows // _SQUARE_TILE["BM"]),),
         args,
@@ -94,13 +94,15 @@ def pool_reference(x: Tensor, bias: Tensor, act: int) -> Tensor:
 @torch.library.custom_op("phalanx::activate_and_pool", mutates_args=())
 def activate_and_pool(x: Tensor, bias: Tensor, act: int) -> Tensor:
     """The 3x3 max-pool of stride 2 of act(x + bias), for a non-decreasing act."""
-    if not runs_kernels(x) or not fits(x) or x.shape[1] % 8:
+    if not runs_kernels(x) or not fits_32_bit_offsets(x) or x.shape[1] % 8:
         return pool_reference(x, bias, act)
     channels, out = x.shape[1], _empty_pooled(x)
     rows = out.numel() // channels
     args = (x, bias, out, rows, channels // 8, *x.shape[2:], *out.shape[2:])
     grid = count_blocks(rows, channels, _IMAGE_TILE)
-    launch("phalanx.inference.layers_fused.activate_and_pool", grid, args, _IMAGE_TILE, ACT=act)
+    launch_kernel(
+        "phalanx.inference.layers_fused.activate_and_pool", grid, args, _IMAGE_TILE, ACT=act
+    )
     return out
 
 
@@ -119,11 +121,11 @@ def _empty_pooled(x: Tensor) -> Tensor:
 def average_pixels(x: Tensor) -> Tensor:
     """The mean over the pixels of channels_last images, [N, C]."""
     images, channels, high, wide = x.shape
-    if not runs_kernels(x) or not fits(x) or channels % 8:
+    if not runs_kernels(x) or not fits_32_bit_offsets(x) or channels % 8:
         return x.mean((2, 3))
     out = x.new_empty(images, channels)
     grid = (-(-channels // _IMAGE_TILE["BC"]), images)
-    launch(
+    launch_kernel(
         "phalanx.inference.layers_fused.average_pixels",
         grid,
         (x, out, high * wide, channels // 8),
