@@ -89,7 +89,7 @@ def measure(name: str, batch: int, words: argparse.Namespace) -> dict[str, Any]:
     folded = fold_model(model, half)
     assert folded is not None
     row: dict[str, Any] = {"model": name, "batch": batch, "dtype": words.dtype, "size": size}
-    row["plain units"] = folded.plain
+    row["plain units"] = folded.unfolded_units
     began = time.perf_counter()
     with torch.inference_mode():
         if words.compile:

@@ -117,7 +117,7 @@ def test_rows_keep_their_weights(channels, monkeypatch):
 
 
 @needs_triton
-def test_a_row_of_squares_lies_in_one_piece():
+def test_a_row_of_blocks_lies_in_one_piece():
     x, weight = image(2, 16, 9, 11), weight_for(24, 16, 4)
     args, geometry = (x, [weight], biases(24), None, None), convs.Geometry()
     wanted = convolve_reference(*args, geometry.pack(), convs.RELU)
@@ -143,14 +143,14 @@ def test_a_sum_is_split_only_where_every_tile_has_a_counter():
 
 @needs_triton
 @pytest.mark.parametrize(("size", "kernel"), [*product([(8, 12), (9, 7)], [3, 7])])
-def test_a_stem_over_squares_is_the_strided_convolution(size, kernel):
+def test_a_stem_after_space_to_depth_is_the_strided_convolution(size, kernel):
     x, weight = image(2, 3, *size, dtype=torch.float32), weight_for(16, 3, kernel).float()
-    squares_weight, padding = parts.fold_into_squares(weight.to(HALF))
-    squares = parts.empty_squares(x, padding, HALF)
-    parts.gather_squares(x, squares, padding)
-    assert torch.equal(squares, parts.gather_squares_reference(x, padding, HALF))
+    blocks_weight, padding = parts.rearrange_stem_weight(weight.to(HALF))
+    blocks = parts.empty_space_to_depth(x, padding, HALF)
+    parts.space_to_depth(x, blocks, padding)
+    assert torch.equal(blocks, parts.space_to_depth_reference(x, padding, HALF))
     wanted = F.conv2d(x.to(HALF).double(), weight.to(HALF).double(), None, 2, kernel // 2)
-    near(F.conv2d(squares.double(), squares_weight.double()), wanted, 1e-6)
+    near(F.conv2d(blocks.double(), blocks_weight.double()), wanted, 1e-6)
 
 
 @needs_triton

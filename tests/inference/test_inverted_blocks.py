@@ -58,11 +58,11 @@ class Filter:
 
     def check(self):
         wanted, totals = self.compute_exactly()
-        y, sums = ops.filter_channels(*self.args)
+        y, sums = ops.convolve_depthwise(*self.args)
         assert y.dtype == self.args[0].dtype and sums.dtype == torch.float32
         near(y, wanted)
         near(sums.sum(1), totals, 0.1)
-        again, sums_again = ops.filter_channels(*self.args)
+        again, sums_again = ops.convolve_depthwise(*self.args)
         assert torch.equal(y, again) and torch.equal(sums, sums_again)
         return sums.shape[1]
 
@@ -87,7 +87,7 @@ SIZES = [(1, 8, 1, 1), (1, 24, 5, 3), (2, 40, 7, 11)]
 @pytest.mark.parametrize("loop", [0, 1])
 @pytest.mark.parametrize(("kernel", "stride"), [*product([3, 5], [1, 2])])
 def test_depthwise_agrees_with_torch(kernel, stride, loop, half, device, monkeypatch):
-    monkeypatch.setattr(ops, "_FEW_FILTERS", 0 if loop else 1 << 30)
+    monkeypatch.setattr(ops, "_FEW_PROGRAMS", 0 if loop else 1 << 30)
     monkeypatch.setattr(ops, "_FEW_SEEN_ROWS", 0)
     found = note_launches(monkeypatch, ops)
     for size in SIZES:
@@ -98,7 +98,7 @@ def test_depthwise_agrees_with_torch(kernel, stride, loop, half, device, monkeyp
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("programs", "parts"), [(1, 1), (8, 2), (1 << 20, 3)])
 def test_a_depthwise_program_takes_several_blocks(programs, parts, device, monkeypatch):
-    monkeypatch.setattr(ops, "_FILTERS", programs)
+    monkeypatch.setattr(ops, "_MANY_PROGRAMS", programs)
     layer = Filter(image(2, 72, 9, 11, device=device), 3, 1)
     assert layer.check() == parts  # three blocks of an image's strips, three of channels
 
@@ -106,9 +106,9 @@ def test_a_depthwise_program_takes_several_blocks(programs, parts, device, monke
 @pytest.mark.parametrize("device", DEVICES)
 def test_columns_one_by_one_or_all_at_once_give_the_same_bits(device, monkeypatch):
     layer = Filter(image(2, 40, 9, 11, device=device), 5, 2)
-    flat = ops.filter_channels(*layer.args)
-    monkeypatch.setattr(ops, "_FEW_FILTERS", 0)
-    for mine, theirs in zip(ops.filter_channels(*layer.args), flat, strict=True):
+    flat = ops.convolve_depthwise(*layer.args)
+    monkeypatch.setattr(ops, "_FEW_PROGRAMS", 0)
+    for mine, theirs in zip(ops.convolve_depthwise(*layer.args), flat, strict=True):
         assert torch.equal(mine, theirs)
 
 
@@ -268,7 +268,7 @@ def test_errors_are_no_larger_than_those_of_torch(layer, half):
     images, channels, squeezed, kernel, stride, edge = layer
     filters = Filter(image(images, channels, edge, edge, half=half, device="cuda"), kernel, stride)
     wanted, totals = filters.compute_exactly()
-    y, sums = ops.filter_channels(*filters.args)
+    y, sums = ops.convolve_depthwise(*filters.args)
     x, (weight, _), bias, (_, padding), _ = filters.args
     plain = F.conv2d(x, weight, bias.to(half), stride, padding, 1, channels)
     check_error("filter", y, F.silu(plain), wanted)

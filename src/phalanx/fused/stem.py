@@ -12,11 +12,11 @@ from phalanx.fused.conv_norm import ConvNorm, convolve, convolve_back, find_conv
 from phalanx.fused.half_copies import to_half
 from phalanx.fused.stem_ops import (
     arrange_image,
-    from_quads,
+    depth_to_space,
     pool,
     pool_norm,
     pool_norm_back,
-    to_quads,
+    space_to_depth,
     unpool_norm_back,
     whiten,
 )
@@ -29,7 +29,7 @@ from phalanx.models.resnet import ConvPool
 from phalanx.models.units import FusedUnit
 
 _ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: RELU, nn.SiLU: SILU, nn.ReLU6: RELU6}
-_PLAIN, _PADDED, _QUADS = "three channels", "four channels", "blocks of pixels"
+_PLAIN, _PADDED, _SPACE_TO_DEPTH = "three channels", "four channels", "blocks of pixels"
 
 
 class _ConvUnit(WrittenUnit):
@@ -110,7 +110,7 @@ class _ImageStem(_ConvUnit):
         """The gradient of the weight; an image has none."""
         _, dw = convolve_back(da, x, weight, self._shape_for(x), wanted=False)
         if x.shape[1] == 16:
-            dw = from_quads(dw)[:, :, 1:, 1:]
+            dw = depth_to_space(dw)[:, :, 1:, 1:]
         return None, dw[:, :3]
 
     def _list_forms(self, x: Tensor) -> list[str]:
@@ -120,7 +120,7 @@ class _ImageStem(_ConvUnit):
         even = x.shape[2] % 2 == x.shape[3] % 2 == 0
         centred = conv.kernel_size == (size, size) and conv.padding == (size // 2, size // 2)
         if even and centred and size % 2 and conv.stride == (2, 2) and conv.dilation == (1, 1):
-            return [_QUADS, _PADDED, _PLAIN]
+            return [_SPACE_TO_DEPTH, _PADDED, _PLAIN]
         return [_PADDED, _PLAIN]
 
     def _arrange_as(self, x: Tensor, form: str) -> tuple[Tensor, Tensor]:
@@ -130,15 +130,15 @@ class _ImageStem(_ConvUnit):
             return x.to(self.half).contiguous(memory_format=torch.channels_last), weight
         weight = F.pad(weight, (0, 0, 0, 0, 0, 1))
         size = 0
-        if form == _QUADS:
+        if form == _SPACE_TO_DEPTH:
             size = weight.shape[2]
-            weight = to_quads(F.pad(weight, (1, 0, 1, 0)))
+            weight = space_to_depth(F.pad(weight, (1, 0, 1, 0)))
         weight = weight.contiguous(memory_format=torch.channels_last)
         return arrange_image(x, size, self.half), weight
 
     def _shape_for(self, x: Tensor) -> nn.Conv2d:
         """The convolution whose shape applies to an arranged image."""
-        return _QUAD_SHAPE if x.shape[1] == 16 else self._pair.conv
+        return _SPACE_TO_DEPTH_CONV if x.shape[1] == 16 else self._pair.conv
 
     def _try(self, x: Tensor, form: str) -> None:
         """Run the convolution of a layout forward and backward, to be timed."""
@@ -147,7 +147,7 @@ class _ImageStem(_ConvUnit):
         self.convolve_back(a, arranged, weight, wanted=False)
 
 
-_QUAD_SHAPE = nn.Conv2d(16, 1, 1, bias=False, device="meta")  # stride 1, no padding
+_SPACE_TO_DEPTH_CONV = nn.Conv2d(16, 1, 1, bias=False, device="meta")  # stride 1, no padding
 
 
 def build_stem(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:

@@ -22,7 +22,7 @@ from phalanx.kernels.gpu import count_persistent_bytes, find_gpu
 NONE, RELU, SILU, RELU6, RAW = range(5)  # as in layers_fused; RAW: no bias either
 ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, F.relu, F.silu, F.relu6)
 GROUPED_BLOCK = 32  # channels that a program of a grouped convolution reads
-SQUARE = 16  # channels of a stem's squares
+STEM_CHANNELS = 16  # of a stem's input after space-to-depth
 _SMALL = 4e8  # multiplications; below, what matters is the number of programs
 _MANY_RESULTS = 1.2e6  # of a GEMM: they keep a device busy with large tiles
 _MOST_TILES = 1 << 14  # of a split-K GEMM
@@ -239,10 +239,10 @@ class Convolution:
         return self.biases[0] if self.add is None else self.add
 
     def _view(self, wide: int) -> dict[str, int]:
-        """The windows as an implicit GEMM sees them: a row of a stem's squares is contiguous."""
+        """The windows as an implicit GEMM sees them: a row of a stem's blocks is contiguous."""
         channels, kernel, geometry = self.x.shape[1], self._kernel, self.geometry
         across = kernel
-        if channels == SQUARE and kernel > 1 and geometry == Geometry():
+        if channels == STEM_CHANNELS and kernel > 1 and geometry == Geometry():
             channels, across = channels * kernel, 1
         view = {"C": channels, "N": wide, "PITCH": self.x.shape[1], "KH": kernel, "KW": across}
         return view | {"STRIDE": geometry.stride, "PAD": geometry.padding}

@@ -47,7 +47,7 @@ def _store_row(acc, shift, out, total, place, ok, okc, ACT: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["H", "W", "HO", "WO", "C8", "PARTS"])
-def filter_strips(
+def depthwise_strips(
     x, w, bias, out, sums, H, W, HO, WO, C8, PARTS,
     KS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, ACT: tl.constexpr,
     LOOP: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,

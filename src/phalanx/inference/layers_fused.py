@@ -230,10 +230,10 @@ def activate_and_pool(
 
 
 @triton.jit(do_not_specialize=["M", "H", "W", "HO", "WO", "LEFT"])
-def gather_squares(x, out, M, H, W, HO, WO, LEFT, SN, SC, SH, SW, BM: tl.constexpr):
+def space_to_depth(x, out, M, H, W, HO, WO, LEFT, SN, SC, SH, SW, BM: tl.constexpr):
     """Space-to-depth: 2 x 2 pixels of 3 channels become one of 16 channels, the last four zero.
 
-    Output pixel (h, w) is the square at 2 (h - LEFT), 2 (w - LEFT); zero beyond the image.
+    Output pixel (h, w) is the block at 2 (h - LEFT), 2 (w - LEFT); zero beyond the image.
     """
     m, k = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, 16)
     n, h, w = m // (HO * WO), (m // WO) % HO, m % WO
