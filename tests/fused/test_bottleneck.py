@@ -15,7 +15,7 @@ import phalanx.fused.bottleneck as fused_bottleneck
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.resnets import Block
 from phalanx.fused.bottleneck import build_folded_bottleneck
-from phalanx.fused.suited import UnitNotFused
+from phalanx.fused.module_checks import UnitNotFused
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.resnet import Bottleneck
 

@@ -37,7 +37,7 @@ def test_joined_groups_give_what_groups_give(place, stride, monkeypatch):
     dy = torch.randn_like(plain)
     wanted = torch.autograd.grad(plain, [x, weight], dy)
     with torch.no_grad():
-        gradients = convolve_groups_back(dy, x, weight, shape, wanted=True)
+        gradients = convolve_groups_back(dy, x, weight, shape, needs_input_grad=True)
     for own, other in zip(gradients, wanted, strict=True):
         assert own.shape == other.shape
         assert torch.allclose(own, other, rtol=1e-4, atol=1e-4)
@@ -46,5 +46,5 @@ def test_joined_groups_give_what_groups_give(place, stride, monkeypatch):
 
 def test_an_input_that_wants_no_gradient_gets_none():
     x, weight, shape = tensors()
-    dx, dw = convolve_groups_back(torch.ones_like(x), x, weight, shape, wanted=False)
+    dx, dw = convolve_groups_back(torch.ones_like(x), x, weight, shape, needs_input_grad=False)
     assert dx is None and dw.shape == weight.shape

@@ -18,7 +18,7 @@ from phalanx.engine.state import TrainState
 from phalanx.engine.step import StepOptions
 from phalanx.engine.weight_average import WeightAverage
 from phalanx.errors import CheckpointError, ConfigError
-from phalanx.fused.tuning import ChoiceStore, tune
+from phalanx.fused.tuning import ChoiceStore, tune_kernels
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model, initialise
 from phalanx.models.recompute import enable_recomputation
@@ -154,7 +154,7 @@ def prepare_kernels(model: nn.Module, plan: Plan, place: Place, store: ChoiceSto
     device, rows = next(model.parameters()).device, plan.micro_batch * place.layout.turn_size
     for size in (plan.image_size, *(size for _, size in plan.growth)):
         images = torch.zeros(rows, 3, size, size, device=device, dtype=half)
-        tune(model, images.to(memory_format=torch.channels_last), half=half)
+        tune_kernels(model, images.to(memory_format=torch.channels_last), half=half)
     store.save(place.gather, writes=place.role.writes)
 
 

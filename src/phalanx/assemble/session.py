@@ -48,7 +48,7 @@ from phalanx.engine.step import (
     train_step,
 )
 from phalanx.errors import DataError
-from phalanx.fused.tuning import ChoiceStore, describe_temporary_cache, use_cache
+from phalanx.fused.tuning import ChoiceStore, describe_temporary_cache, set_compiler_cache
 from phalanx.models.airbench import has_whitening, whiten_patches
 from phalanx.models.units import UnitModel
 from phalanx.parallel.ranks import Ranks
@@ -85,7 +85,7 @@ class Session:
         )
         local_rank = ranks.world.local_rank if ranks else 0
         cache = config.machine.model_cache_path
-        self._cache = use_cache(Path(cache).expanduser() if cache else None)
+        self._cache = set_compiler_cache(Path(cache).expanduser() if cache else None)
         self.device = prepare_torch(plan, local_rank=local_rank)
         self.memory = MemoryMeter(self.device)  # created before the first weight
         self.preprocessing = build_preprocessing(config, plan)
@@ -136,11 +136,11 @@ class Session:
 
     def _fuse(self, model: UnitModel) -> None:
         """Make units train with our own kernels, whose code is imported only for a GPU."""
-        from phalanx.fused.enable import describe_left, fuse_units
+        from phalanx.fused.enable import describe_unfused_units, fuse_units
         from phalanx.fused.half_copies import cast_before_passes
 
         assert self.options.half is not None
-        self.notes += describe_left(fuse_units(model, self.options.half), model)
+        self.notes += describe_unfused_units(fuse_units(model, self.options.half), model)
         cast_before_passes(model, self.options.half)
 
     @cached_property
