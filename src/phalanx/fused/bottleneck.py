@@ -34,7 +34,7 @@ from phalanx.kernels.batch_norm import (
     reduce_norm,
 )
 from phalanx.kernels.choices import CHOICES
-from phalanx.kernels.image_layout import is_spread, to_image
+from phalanx.kernels.image_layout import is_expanded, to_image
 from phalanx.models.layers import Dropout, GlobalAvgPool
 from phalanx.models.resnet import Bottleneck
 from phalanx.models.units import FusedUnit
@@ -222,7 +222,7 @@ def _apply_gate(dy: Tensor, s: Tensor | None, bits: Tensor) -> tuple[Tensor, Ten
     """The gradient masked by the block's ReLU, and its sums; the block above may have made both."""
     if s is not None and getattr(s, "summed", None) is dy:
         return dy, s
-    if not is_spread(dy):
+    if not is_expanded(dy):
         dy = dy.contiguous(memory_format=torch.channels_last)
     return mask_gradient(dy, bits)
 

@@ -23,7 +23,7 @@ from phalanx.products.epilogue_fused import (
     second_summand,
     store_bytes,
     store_sums,
-    unpack_loaded,
+    unpack_bytes,
     unpack_words,
 )
 
@@ -72,7 +72,7 @@ def gemm(
     scale, shift = load_affine(v, n, N, AFFINE)
     acc = apply_affine(acc, scale, shift, added, AFFINE, ADD)
     gate_scale, gate_shift = load_affine(gv, n, N, 2 if ACT == 4 else 0)
-    kept = unpack_loaded(packed, ACT, BM, BN)
+    kept = unpack_bytes(packed, ACT, BM, BN)
     acc = apply_gate(acc, gates, gate_scale, gate_shift, kept, ACT)
     result = acc.to(out.dtype.element_ty)
     tl.store(out + m[:, None] * N + n[None, :], result, mask=ok)
@@ -125,7 +125,7 @@ def gemm_rows(
         else:
             acc = tl.dot(left, right)
         acc = apply_affine(acc, scale, shift, added, AFFINE, ADD)
-        kept = unpack_loaded(packed, ACT, BM, BN)
+        kept = unpack_bytes(packed, ACT, BM, BN)
         acc = apply_gate(acc, gates, gate_scale, gate_shift, kept, ACT)
         result = acc.to(out.dtype.element_ty)
         tl.store(out + m[:, None] * N + n[None, :], result, mask=ok)
