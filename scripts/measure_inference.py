@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from phalanx.catalog.models import MODELS
 from phalanx.inference.folded_model import FoldedModel, fold_model
 from phalanx.kernels.choices import CHOICES
-from phalanx.models.build import build_model, initialise
+from phalanx.models.build import build_model, initialise_weights
 
 _ROUNDS = 5
 
@@ -28,7 +28,7 @@ _ROUNDS = 5
 def make_model(name: str, images: Tensor) -> nn.Module:
     """A model whose norms have the images' statistics."""
     model = build_model(MODELS[name], num_classes=1000)
-    initialise(model, 0, zero_residual=False)
+    initialise_weights(model, 0, zero_residual=False)
     model = model.to("cuda", memory_format=torch.channels_last)  # type: ignore[call-overload]
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     kept = [norm.momentum for norm in norms]

@@ -21,7 +21,7 @@ from phalanx.engine.weight_average import WeightAverage
 from phalanx.fused.half_copies import attach_half_copies, find_half_copy
 from phalanx.optim.build import build_optimizer
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
-from phalanx.optim.offload import Offload
+from phalanx.optim.offload import OffloadedState
 from small_gpu import not_waiting
 from small_steps import CUDA, DEVICES, RULES, give_gradients, rate_at, scale_at, settings_of, toy
 
@@ -216,7 +216,7 @@ def test_a_loss_scale_on_the_device_survives_a_save(device):
 @pytest.mark.parametrize("rule", FUSED_RULES)
 def test_offloaded_state_is_updated_to_the_same_bits(rule, device):
     here, elsewhere = (build_state(rule, device, fused=True) for _ in range(2))
-    elsewhere.offload = Offload(elsewhere.optimizer)
+    elsewhere.offload = OffloadedState(elsewhere.optimizer)
     for step in range(4):
         for state in (here, elsewhere):
             take_steps(state, (step,))

@@ -12,7 +12,7 @@ from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm
 from phalanx.inference import folded_model
 from phalanx.inference.folded_model import FoldedModel, fold_model
-from phalanx.models.build import build_model, initialise
+from phalanx.models.build import build_model, initialise_weights
 
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 SMALL = {
@@ -30,7 +30,7 @@ SMALL = {
 def make(name, *, size=None, device="cpu", **changes):
     """A model whose norms all do something, and have the statistics of images of a size."""
     model = build_model(replace(MODELS[name], **changes), num_classes=10)
-    initialise(model, 0, zero_residual=False)
+    initialise_weights(model, 0, zero_residual=False)
     shake(model, 3)
     model.to(device, memory_format=torch.channels_last)
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]

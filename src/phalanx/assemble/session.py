@@ -49,7 +49,7 @@ from phalanx.engine.step import (
 )
 from phalanx.errors import DataError
 from phalanx.fused.tuning import ChoiceStore, describe_temporary_cache, set_compiler_cache
-from phalanx.models.airbench import has_whitening, whiten_patches
+from phalanx.models.airbench import has_whitening, set_whitening_filters
 from phalanx.models.units import UnitModel
 from phalanx.parallel.ranks import Ranks
 from phalanx.plan.plan import Plan
@@ -116,7 +116,7 @@ class Session:
         """The training state at the starting point: fresh, or restored from the checkpoint."""
         start = self._start
         if start is None and self.config.model.init_weights is None and has_whitening(self.model):
-            whiten_patches(self.model, self.feed.sample_images(_IMAGES_WHITENED))
+            set_whitening_filters(self.model, self.feed.sample_images(_IMAGES_WHITENED))
             # another kind of processor may round differently: all ranks take rank 0's values
             own = {name: buffer.cpu() for name, buffer in self.model.named_buffers()}
             self.model.load_state_dict(self.place.gather(own)[0], strict=False)
