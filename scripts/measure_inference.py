@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from phalanx.catalog.models import MODELS
 from phalanx.inference.folded_model import FoldedModel, fold_model
 from phalanx.kernels.choices import CHOICES
-from phalanx.models.build import build_model, initialise
+from phalanx.models.build import build_model, initialise_weights
 
 _ROUNDS = 5
 
@@ -28,7 +28,7 @@ _ROUNDS = 5
 def make_model(name: str, images: Tensor) -> nn.Module:
     """A model whose norms have the images' statistics."""
     model = build_model(MODELS[name], num_classes=1000)
-    initialise(model, 0, zero_residual=False)
+    initialise_weights(model, 0, zero_residual=False)
     model = model.to("cuda", memory_format=torch.channels_last)  # type: ignore[call-overload]
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     kept = [norm.momentum for norm in norms]
@@ -89,7 +89,7 @@ def measure(name: str, batch: int, words: argparse.Namespace) -> dict[str, Any]:
     folded = fold_model(model, half)
     assert folded is not None
     row: dict[str, Any] = {"model": name, "batch": batch, "dtype": words.dtype, "size": size}
-    row["plain units"] = folded.plain
+    row["plain units"] = folded.unfolded_units
     began = time.perf_counter()
     with torch.inference_mode():
         if words.compile:

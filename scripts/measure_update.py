@@ -19,7 +19,7 @@ from phalanx.engine.fused_update import DeviceLossScale, FusedUpdate
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import StepOptions, _apply_update
 from phalanx.engine.weight_average import WeightAverage
-from phalanx.fused.half_copies import attach_copies
+from phalanx.fused.half_copies import attach_half_copies
 from phalanx.kernels import update_fused
 from phalanx.models.build import build_model
 from phalanx.optim.build import OptimSettings, build_optimizer
@@ -44,7 +44,7 @@ def build_state(name, way, *, fused):
     decays = {"l2": 1e-4} if rule != "adamw" else {"weight_decay": 1e-2}
     optimizer = build_optimizer(model, OptimSettings(name=rule, **decays))
     state = TrainState(model, optimizer)
-    copies = attach_copies(model.modules(), torch.float16) if copied else None
+    copies = attach_half_copies(model.modules(), torch.float16) if copied else None
     if decay:
         state.average = WeightAverage(model, decay=decay)
     if dynamic:

@@ -159,7 +159,7 @@ def measure(case: str, args: argparse.Namespace) -> None:
         )  # fmt: skip
     if args.profile:
         say(case=case, kernels_ms=profile(graphs["fused"]))
-        say(case=case, ways=CHOICES.known)
+        say(case=case, ways=CHOICES.chosen_names)
     if args.choices:
         with open(args.choices, "a", encoding="utf-8") as file:
             file.write(json.dumps({"case": case, "timings": CHOICES.timings}) + "\n")
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--compile-only", action="store_true")
     parser.add_argument("--no-plain", action="store_true")
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--choices", help="a file to append all timings of tiles and ways to")
+    parser.add_argument("--choices", help="a file to append all timings of kernels to")
     args = parser.parse_args()
     for case in args.cases:
         try:

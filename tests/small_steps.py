@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from phalanx.optim.build import OptimSettings, build_optimizer
-from phalanx.optim.update import set_velocity_scale, update
+from phalanx.optim.update import set_velocity_scale, update_weights
 
 RULES = (
     "sgd", "momentum", "nesterov", "sgd_combined", "adamw", "rmsprop", "rmsprop_tf", "lars", "lamb",
@@ -77,7 +77,7 @@ def go(model, optimizer, steps):
     for step in steps:
         give_gradients(model, step)
         set_velocity_scale(optimizer, scale_at(step))
-        update(optimizer, rate_at(step))
+        update_weights(optimizer, rate_at(step))
 
 
 def trained(rule, steps, device="cpu", **changes):

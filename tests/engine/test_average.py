@@ -13,7 +13,7 @@ from phalanx.catalog.variant import Norm
 from phalanx.engine.state import hash_weights
 from phalanx.engine.weight_average import WeightAverage, average_weights, reestimate_norms
 from phalanx.errors import CheckpointError
-from phalanx.models.build import build_model, initialise
+from phalanx.models.build import build_model, initialise_weights
 from small_gpu import not_waiting
 
 DECAY = 0.95  # reached at step 170, so that both sides of the warm-up are seen
@@ -22,7 +22,7 @@ DECAY = 0.95  # reached at step 170, so that both sides of the warm-up are seen
 def small_model(norm: Norm | None = None) -> nn.Module:
     variant = MODELS["resnet8"] if norm is None else replace(MODELS["resnet8"], norm=norm)
     model = build_model(variant, num_classes=10)
-    initialise(model, 0, zero_residual=False)
+    initialise_weights(model, 0, zero_residual=False)
     return model.to(memory_format=torch.channels_last)
 
 

@@ -28,9 +28,9 @@ from phalanx.engine.checkpoint_store import (
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.state import TrainState, hash_weights
 from phalanx.errors import CheckpointError, DiskError, DivergedError
-from phalanx.models.build import build_model, initialise
+from phalanx.models.build import build_model, initialise_weights
 from phalanx.optim.build import OptimSettings, build_optimizer
-from phalanx.optim.update import update
+from phalanx.optim.update import update_weights
 from small_runs import run_phalanx, small_run
 
 FILES = {"facts.json": b"{}", "weights.safetensors": b"w" * 100}
@@ -38,7 +38,7 @@ FILES = {"facts.json": b"{}", "weights.safetensors": b"w" * 100}
 
 def small_state(seed: int = 0) -> TrainState:
     model = build_model(MODELS["resnet8"], num_classes=10)
-    initialise(model, seed, zero_residual=False)
+    initialise_weights(model, seed, zero_residual=False)
     model = model.to(memory_format=torch.channels_last)
     return TrainState(model, build_optimizer(model, OptimSettings(momentum=0.9, weight_decay=1e-3)))
 
@@ -48,7 +48,7 @@ def train_a_little(state: TrainState, steps: int) -> None:
     for _ in range(steps):
         images = torch.randn(4, 3, 12, 12, generator=generator)
         state.model(images).square().mean().backward()
-        update(state.optimizer, 0.1)
+        update_weights(state.optimizer, 0.1)
         state.step += 1
         generator.manual_seed(state.step)
 

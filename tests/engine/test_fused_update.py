@@ -18,10 +18,10 @@ from phalanx.engine.fused_update import DeviceLossScale, FusedUpdate, can_fuse_u
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import MicroBatch, StepOptions, train_step
 from phalanx.engine.weight_average import WeightAverage
-from phalanx.fused.half_copies import attach_copies, find_half_copy
+from phalanx.fused.half_copies import attach_half_copies, find_half_copy
 from phalanx.optim.build import build_optimizer
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
-from phalanx.optim.offload import Offload
+from phalanx.optim.offload import OffloadedState
 from small_gpu import not_waiting
 from small_steps import CUDA, DEVICES, RULES, give_gradients, rate_at, scale_at, settings_of, toy
 
@@ -216,7 +216,7 @@ def test_a_loss_scale_on_the_device_survives_a_save(device):
 @pytest.mark.parametrize("rule", FUSED_RULES)
 def test_offloaded_state_is_updated_to_the_same_bits(rule, device):
     here, elsewhere = (build_state(rule, device, fused=True) for _ in range(2))
-    elsewhere.offload = Offload(elsewhere.optimizer)
+    elsewhere.offload = OffloadedState(elsewhere.optimizer)
     for step in range(4):
         for state in (here, elsewhere):
             take_steps(state, (step,))
@@ -243,7 +243,7 @@ def test_tensors_that_lie_elsewhere_are_seen(what, device):
     gradients = [torch.full_like(weight, 0.5) for weight in still.model.parameters()]
     left = []  # nobody else gets the memory that they left
     for state in (still, moving):
-        attach_copies(state.model.modules(), torch.float16)
+        attach_half_copies(state.model.modules(), torch.float16)
         weights = list(state.model.parameters())
         for step in range(1, 4):
             for weight, gradient in zip(weights, gradients, strict=True):
@@ -275,7 +275,7 @@ def test_copies_in_16_bits_follow_their_weights(half, device):
     if half == torch.bfloat16 and device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("Triton's interpreter cuts off bits where a GPU rounds to bfloat16")
     state = build_state("sgd", device, fused=True)
-    attach_copies(state.model.modules(), half)
+    attach_half_copies(state.model.modules(), half)
     take_steps(state, range(2))
     copies = {name: find_half_copy(w) for name, w in state.model.named_parameters()}
     found = {name for name, copy in copies.items() if copy is not None}

@@ -12,8 +12,8 @@ import phalanx
 from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.export import drafts, fold, network, parity
 from phalanx.export.check_images import CheckImages
+from phalanx.export.destination import refuse_existing
 from phalanx.export.parity import ParityCase, check_parity
-from phalanx.export.place import refuse_taken
 from phalanx.export.weights_file import serialise_weights
 
 
@@ -251,7 +251,7 @@ def test_a_folder_with_the_names_of_an_export_alone_is_left_alone(tmp_path):
     for name in (*files, "README.md"):
         (tmp_path / name).write_text("---\n- phalanx-export\n---\n")
     with pytest.raises(ConfigError, match="is not known to be an export"):
-        refuse_taken(tmp_path, files)
+        refuse_existing(tmp_path, files)
 
 
 def test_what_comes_while_an_export_is_checked_is_left_alone(run, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 import phalanx
 from phalanx.cli.main import main
 from phalanx.export import options
-from phalanx.export.metadata import make_name, refuse_name
+from phalanx.export.metadata import check_model_name, make_model_name
 
 
 def test_it_says_where_the_model_is_and_how_it_compares(run, tmp_path, capsys):
@@ -181,8 +181,8 @@ def test_a_place_that_cannot_be_written_is_told(run, capsys):
 
 @pytest.mark.parametrize("name", ["_a.b-c", "a" * 100, "7"])
 def test_names_of_an_export_and_of_a_server_are_the_same(name):
-    assert make_name(name) == name
-    refuse_name(name)
+    assert make_model_name(name) == name
+    check_model_name(name)
     assert options.ExportOptions(name=name).name == name
 
 
@@ -191,9 +191,9 @@ def test_names_of_an_export_and_of_a_server_are_the_same(name):
     [("..", ""), ("-über uns-", "ber-uns"), (f"{'a' * 99}/{'b' * 9}", f"{'a' * 99}-")],
 )
 def test_a_name_from_any_text(text, name):
-    assert make_name(text) == name
+    assert make_model_name(text) == name
     if name:
-        refuse_name(name)
+        check_model_name(name)
 
 
 def test_a_folder_may_have_a_dot_in_its_name(tmp_path):

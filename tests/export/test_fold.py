@@ -10,7 +10,7 @@ from torch import nn
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm
 from phalanx.export.fold import convert_weights, fold_norms
-from phalanx.models.build import build_model, initialise
+from phalanx.models.build import build_model, initialise_weights
 
 SMALL = {  # one of each family, and each kind of padding and shortcut
     "basic": replace(MODELS["resnet8"], shortcut="A"),
@@ -28,7 +28,7 @@ def build_worn(variant):
     """A model whose norms have statistics and weights as training leaves them."""
     torch.manual_seed(1)
     model = build_model(variant, num_classes=5).eval()
-    initialise(model, 3, zero_residual=False)
+    initialise_weights(model, 3, zero_residual=False)
     for norm in model.modules():
         if isinstance(norm, nn.BatchNorm2d):
             nn.init.normal_(norm.running_mean, std=0.3)

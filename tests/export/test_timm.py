@@ -15,9 +15,9 @@ from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.export.metadata import ModelMetadata
-from phalanx.export.timm_config import refuse_unknown_to_timm, write_timm_config
+from phalanx.export.timm_config import format_timm_config, refuse_unknown_to_timm
 from phalanx.export.weights_file import serialise_weights
-from phalanx.models.build import build_model, initialise
+from phalanx.models.build import build_model, initialise_weights
 
 PHOTOS = Preprocessing(
     image_size=64, augment="resized-crop", mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.25), eval_crop=0.9
@@ -36,7 +36,7 @@ def describe(model, preprocessing=PHOTOS):
 
 def read_config(model, variant=None, **preprocessing):
     about = describe(model, replace(PHOTOS, **preprocessing))
-    return json.loads(write_timm_config(variant or MODELS[model], about))
+    return json.loads(format_timm_config(variant or MODELS[model], about))
 
 
 CASES = {  # ours, and what timm calls it
@@ -182,8 +182,8 @@ def test_a_folder_that_timm_has_not_seen_says_so(photos, tmp_path, monkeypatch):
 def test_timm_gives_the_same_logits(timm, model, tmp_path):
     variant, about = CASES[model][0], describe(model)
     ours = build_model(variant, num_classes=3).eval()
-    initialise(ours, 5, zero_residual=False)
-    (tmp_path / "config.json").write_text(write_timm_config(variant, about))
+    initialise_weights(ours, 5, zero_residual=False)
+    (tmp_path / "config.json").write_text(format_timm_config(variant, about))
     weights = serialise_weights(ours, about, variant.norm.layout)
     (tmp_path / "model.safetensors").write_bytes(weights)
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()

@@ -10,7 +10,7 @@ from google.protobuf import text_format
 
 import phalanx
 from phalanx.export.metadata import ModelMetadata
-from phalanx.export.triton_config import write_labels, write_triton_config
+from phalanx.export.triton_config import format_labels, format_triton_config
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +61,9 @@ def test_a_repository_holds_several_models(run, built_model, tmp_path):
 def test_class_names_of_any_kind(exported, read_config):
     names = ('say "hi"', "back\\slash", "größe 鞋", "two\nlines")
     about = exported.metadata.model_copy(update={"classes": names, "input": "image"})
-    config = read_config[0](write_triton_config(about, max_batch=1, map_shape=None))
+    config = read_config[0](format_triton_config(about, max_batch=1, map_shape=None))
     assert tuple(json.loads(config.parameters["phalanx"].string_value)["classes"]) == names
     assert (config.input[0].name, list(config.input[0].dims)) == ("image", [12, 12, 3])
     assert config.input[0].data_type == read_config[1].TYPE_UINT8
     assert [one.name for one in config.output] == ["logits"] and config.output[0].dims == [4]
-    assert write_labels(about).splitlines() == [*names[:3], "two lines"]
+    assert format_labels(about).splitlines() == [*names[:3], "two lines"]

@@ -15,7 +15,7 @@ import phalanx.fused.bottleneck as fused_bottleneck
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.resnets import Block
 from phalanx.fused.bottleneck import build_folded_bottleneck
-from phalanx.fused.suited import UnitNotFused
+from phalanx.fused.module_checks import UnitNotFused
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.resnet import Bottleneck
 
@@ -121,7 +121,9 @@ def test_a_block_is_its_modules(layout, monkeypatch):
 def test_both_ways_of_the_first_convolution_are_the_same(monkeypatch):
     block, x = a_block("plain"), an_image(2, 256, 4, 4)
     dy = a_gradient([block], x)
-    monkeypatch.setattr(CHOICES, "find", lambda _, ways: list(ways)[-1])
+    monkeypatch.setattr(
+        CHOICES, "find_fastest", lambda _, implementations: list(implementations)[-1]
+    )
     check(run_fused([block], x, dy), run_plain([block], x, dy))
 
 
@@ -235,9 +237,9 @@ def compiled():
                 block, x, dy = draw(layout, half, 0)
                 run_fused([block], x, dy, half)
 
-    every = CHOICES.run_fastest
+    every = CHOICES.launch_fastest
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CHOICES, "run_fastest", lambda launches: every(launches[:1]))
+        patch.setattr(CHOICES, "launch_fastest", lambda launches: every(launches[:1]))
         CHOICES.compile_all(run)
         yield
 

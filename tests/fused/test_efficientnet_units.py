@@ -79,16 +79,16 @@ def test_a_block_is_its_modules(name, size):
 
 
 @pytest.mark.parametrize("name", ["widens, stride 2", "5x5, skips"])
-def test_every_way_to_a_result_gives_it(name, monkeypatch):
+def test_every_implementation_gives_the_same_result(name, monkeypatch):
     torch.manual_seed(0)
     taken = []
 
-    def choose(part, conv, x, ways):
-        way = list(ways)[-1]
-        taken.append(f"{part} {way}")
-        return ways[way]()
+    def run_fastest(part, conv, x, implementations):
+        last = list(implementations)[-1]
+        taken.append(f"{part} {last}")
+        return implementations[last]()
 
-    monkeypatch.setattr(mbconv_block, "_choose", choose)
+    monkeypatch.setattr(mbconv_block, "_run_fastest", run_fastest)
     plain = make_block(name)
     fused, x = copy.deepcopy(plain), draw(3, BLOCKS[name][2], 6, 7)
     found = run(build_mbconv_block([fused], torch.float32), fused, x, None)

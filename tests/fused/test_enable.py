@@ -8,7 +8,7 @@ from torch import nn
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.catalog.variant import Norm
-from phalanx.fused.enable import describe_left, fuse_units
+from phalanx.fused.enable import describe_unfused_units, fuse_units
 from phalanx.models.build import build_model
 from phalanx.models.resnet import ResNet
 from phalanx.models.units import UnitModel
@@ -74,15 +74,15 @@ def test_layers_that_kernels_do_not_know_are_named():
 def test_a_person_is_told_what_keeps_to_its_modules():
     model = build_model(MODELS["resnet8"], num_classes=10)
     assert isinstance(model, UnitModel)
-    assert describe_left({}, model) == []
-    assert describe_left({"stem": "it is odd"}, model) == [
+    assert describe_unfused_units({}, model) == []
+    assert describe_unfused_units({"stem": "it is odd"}, model) == [
         "kernels: torch's own for stem, because it is odd"
     ]
-    assert describe_left({"head": "there are none"}, model) == []
-    assert describe_left({"stem": "it is odd", "layer1/0": "so", "head": "so"}, model) == [
+    assert describe_unfused_units({"head": "there are none"}, model) == []
+    assert describe_unfused_units({"stem": "it is odd", "layer1/0": "so", "head": "so"}, model) == [
         "kernels: torch's own for stem and 1 other unit, because it is odd"
     ]
     everywhere = dict.fromkeys(model.units, "Triton is not installed")
-    assert describe_left(everywhere, model) == [
+    assert describe_unfused_units(everywhere, model) == [
         "kernels: torch's own for all units, because Triton is not installed"
     ]

@@ -10,7 +10,7 @@ from torch import nn
 from phalanx.catalog.models import MODELS
 from phalanx.fused.enable import fuse_units
 from phalanx.kernels.choices import CHOICES
-from phalanx.models.build import build_model, initialise
+from phalanx.models.build import build_model, initialise_weights
 from phalanx.models.resnet import Bottleneck
 
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -19,7 +19,7 @@ gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUD
 def a_network(half, *, name="resnet50", seed=0):
     """A network whose gradients rounding does not make chaotic: each block adds little."""
     model = build_model(MODELS[name], num_classes=100)
-    initialise(model, seed, zero_residual=False)
+    initialise_weights(model, seed, zero_residual=False)
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             module.weight.data.copy_(module.weight.data.to(half).float())
@@ -31,7 +31,7 @@ def a_network(half, *, name="resnet50", seed=0):
 def test_a_small_network_is_its_modules():
     torch.manual_seed(0)  # no ReLU lies so near zero that rounding flips it
     model = build_model(MODELS["resnet14"], num_classes=10)
-    initialise(model, 0, zero_residual=False)
+    initialise_weights(model, 0, zero_residual=False)
     model = model.to(memory_format=torch.channels_last).train()
     x, labels = torch.randn(3, 3, 64, 64), torch.arange(3)
     plain = deepcopy(model).double()
@@ -71,8 +71,8 @@ def test_a_network_errs_no_more_than_torch(half, monkeypatch):
     reasons = fuse_units(fused, half)
     assert not [unit for unit in reasons if unit.startswith("layer")], reasons
     if half == torch.bfloat16:  # the first tiles, which are compiled in less time
-        every = CHOICES.run_fastest
-        monkeypatch.setattr(CHOICES, "run_fastest", lambda launches: every(launches[:1]))
+        every = CHOICES.launch_fastest
+        monkeypatch.setattr(CHOICES, "launch_fastest", lambda launches: every(launches[:1]))
     CHOICES.compile_all(lambda: find_gradients(deepcopy(fused), x, labels, half))
     exact = find_gradients(deepcopy(model).double(), x.double(), labels)
     plain, own = find_gradients(model, x, labels, half), find_gradients(fused, x, labels, half)

@@ -11,7 +11,7 @@ from phalanx.catalog.models import MODELS
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.catalog.variant import Norm
 from phalanx.fused.enable import fuse_units
-from phalanx.models.build import build_model, initialise
+from phalanx.models.build import build_model, initialise_weights
 
 pytestmark = [
     pytest.mark.usefixtures("first_tiles"),
@@ -38,7 +38,7 @@ DRAWS = 12  # of few, which ReLUs rounding flips is a matter of luck
 def a_network(variant, half):
     """With weights that 16 bits hold, so that rounding them is no error of either side."""
     model = build_model(variant, num_classes=10)
-    initialise(model, 3, zero_residual=False)
+    initialise_weights(model, 3, zero_residual=False)
     torch.manual_seed(3)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):

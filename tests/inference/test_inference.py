@@ -12,7 +12,7 @@ from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm
 from phalanx.inference import folded_model
 from phalanx.inference.folded_model import FoldedModel, fold_model
-from phalanx.models.build import build_model, initialise
+from phalanx.models.build import build_model, initialise_weights
 
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 SMALL = {
@@ -30,7 +30,7 @@ SMALL = {
 def make(name, *, size=None, device="cpu", **changes):
     """A model whose norms all do something, and have the statistics of images of a size."""
     model = build_model(replace(MODELS[name], **changes), num_classes=10)
-    initialise(model, 0, zero_residual=False)
+    initialise_weights(model, 0, zero_residual=False)
     shake(model, 3)
     model.to(device, memory_format=torch.channels_last)
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
@@ -63,7 +63,7 @@ def test_folding_changes_nothing_but_rounding(name, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     model, x = make(name), images(2, SMALL[name])
     folded = FoldedModel(model, torch.float32)
-    assert not folded.plain
+    assert not folded.unfolded_units
     assert difference(folded(x), model(x)) < 1e-5
     assert difference(folded(-x), model(x)) > 0.01  # the measure sees a difference
 
@@ -94,13 +94,13 @@ def test_what_folding_does_not_know_runs_by_its_modules(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     model, x = make("resnet14", norm=Norm(type="group")), images(1, 33)
     folded = FoldedModel(model, torch.bfloat16)
-    assert set(folded.plain) == {unit for unit in model.units if unit != "head"}
-    assert folded.plain["stem"] == "a GroupNorm"
+    assert set(folded.unfolded_units) == {unit for unit in model.units if unit != "head"}
+    assert folded.unfolded_units["stem"] == "a GroupNorm"
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert difference(folded(x), model(x)) < 0.02
     model = make("resnet8")
     model.fc.register_forward_hook(lambda *_: None)
-    assert FoldedModel(model, torch.bfloat16).plain == {"head": "hooks"}
+    assert FoldedModel(model, torch.bfloat16).unfolded_units == {"head": "hooks"}
 
 
 class Graph:
@@ -143,11 +143,11 @@ def test_a_graph_has_an_input_of_its_own(captured, name):
 
 def test_the_device_of_the_images_is_entered(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    second, entered = folded_model._enter(torch.device("cuda", 1)), []
+    second, entered = folded_model._use_device(torch.device("cuda", 1)), []
     assert isinstance(second, torch.cuda.device) and second.idx == 1
-    with folded_model._enter(torch.device("cpu")):
+    with folded_model._use_device(torch.device("cpu")):
         pass
-    monkeypatch.setattr(folded_model, "_enter", lambda d: entered.append(d) or nullcontext())
+    monkeypatch.setattr(folded_model, "_use_device", lambda d: entered.append(d) or nullcontext())
     FoldedModel(make("resnet8"), torch.float32)(images(1, 16))
     assert entered == [torch.device("cpu")]
 
@@ -161,7 +161,7 @@ def test_scores_on_another_device():
     for device in ("cuda:0", "cuda:1"):
         model = make("resnet14", size=64, device=device)
         folded = fold_model(model, torch.float16)
-        assert folded is not None and not folded.plain
+        assert folded is not None and not folded.unfolded_units
         for seed in (0, 1):
             x = images(4, 64, seed=seed).to(device)
             assert difference(folded(x), model(x)) < 0.02
@@ -190,7 +190,7 @@ def test_graphs_agree_with_the_modules(name, half):
     size = MODELS[name].image_size
     model = make(name, size=size, device="cuda")
     folded = fold_model(model, half)
-    assert folded is not None and not folded.plain
+    assert folded is not None and not folded.unfolded_units
     for number, count in enumerate((5, 5, 5, 2, 5, 2, 2)):
         x = images(count, size, seed=number).cuda()
         exact = model.double()(x.double())

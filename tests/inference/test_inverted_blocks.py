@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from phalanx.inference import conv_ways as ways
+from phalanx.inference import conv_implementations as convs
 from phalanx.inference import depthwise_ops as ops
 
-TILES = [*ways.LARGE_TILES, *ways.SMALL_TILES]
+TILES = [*convs.LARGE_TILES, *convs.SMALL_TILES]
 HALVES = [torch.float16, torch.bfloat16]
 interpreted = pytest.mark.skipif(
-    not ways.runs_kernels(torch.zeros(1)), reason="needs Triton's interpreter"
+    not convs.runs_kernels(torch.zeros(1)), reason="needs Triton's interpreter"
 )
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = [
@@ -49,7 +49,7 @@ class Filter:
         weight = image(channels, 1, kernel, kernel, half=half, device=device) / kernel
         bias = torch.randn(channels, generator=torch.Generator().manual_seed(1)).to(device)
         whole = weight[:, 0].permute(1, 2, 0).contiguous()
-        self.args = (x, [weight, whole], bias, [stride, kernel // 2], ways.SILU)
+        self.args = (x, [weight, whole], bias, [stride, kernel // 2], convs.SILU)
 
     def compute_exactly(self):
         x, (weight, _), bias, (stride, padding), _ = self.args
@@ -58,11 +58,11 @@ class Filter:
 
     def check(self):
         wanted, totals = self.compute_exactly()
-        y, sums = ops.filter_channels(*self.args)
+        y, sums = ops.convolve_depthwise(*self.args)
         assert y.dtype == self.args[0].dtype and sums.dtype == torch.float32
         near(y, wanted)
         near(sums.sum(1), totals, 0.1)
-        again, sums_again = ops.filter_channels(*self.args)
+        again, sums_again = ops.convolve_depthwise(*self.args)
         assert torch.equal(y, again) and torch.equal(sums, sums_again)
         return sums.shape[1]
 
@@ -73,9 +73,9 @@ def note_launches(monkeypatch, module):
 
     def note(kernel, grid, args, tile, **flags):
         found.append((kernel.rsplit(".", 1)[1], tile, flags))
-        ways.launch(kernel, grid, args, tile, **flags)
+        convs.launch_kernel(kernel, grid, args, tile, **flags)
 
-    monkeypatch.setattr(module, "launch", note)
+    monkeypatch.setattr(module, "launch_kernel", note)
     return found
 
 
@@ -87,7 +87,7 @@ SIZES = [(1, 8, 1, 1), (1, 24, 5, 3), (2, 40, 7, 11)]
 @pytest.mark.parametrize("loop", [0, 1])
 @pytest.mark.parametrize(("kernel", "stride"), [*product([3, 5], [1, 2])])
 def test_depthwise_agrees_with_torch(kernel, stride, loop, half, device, monkeypatch):
-    monkeypatch.setattr(ops, "_FEW_FILTERS", 0 if loop else 1 << 30)
+    monkeypatch.setattr(ops, "_FEW_PROGRAMS", 0 if loop else 1 << 30)
     monkeypatch.setattr(ops, "_FEW_SEEN_ROWS", 0)
     found = note_launches(monkeypatch, ops)
     for size in SIZES:
@@ -98,7 +98,7 @@ def test_depthwise_agrees_with_torch(kernel, stride, loop, half, device, monkeyp
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("programs", "parts"), [(1, 1), (8, 2), (1 << 20, 3)])
 def test_a_depthwise_program_takes_several_blocks(programs, parts, device, monkeypatch):
-    monkeypatch.setattr(ops, "_FILTERS", programs)
+    monkeypatch.setattr(ops, "_MANY_PROGRAMS", programs)
     layer = Filter(image(2, 72, 9, 11, device=device), 3, 1)
     assert layer.check() == parts  # three blocks of an image's strips, three of channels
 
@@ -106,9 +106,9 @@ def test_a_depthwise_program_takes_several_blocks(programs, parts, device, monke
 @pytest.mark.parametrize("device", DEVICES)
 def test_columns_one_by_one_or_all_at_once_give_the_same_bits(device, monkeypatch):
     layer = Filter(image(2, 40, 9, 11, device=device), 5, 2)
-    flat = ops.filter_channels(*layer.args)
-    monkeypatch.setattr(ops, "_FEW_FILTERS", 0)
-    for mine, theirs in zip(ops.filter_channels(*layer.args), flat, strict=True):
+    flat = ops.convolve_depthwise(*layer.args)
+    monkeypatch.setattr(ops, "_FEW_PROGRAMS", 0)
+    for mine, theirs in zip(ops.convolve_depthwise(*layer.args), flat, strict=True):
         assert torch.equal(mine, theirs)
 
 
@@ -161,26 +161,26 @@ class Gated:
 
     def make(self):
         biases = [self.bias, self.bias.to(self.x.dtype)]
-        rest = (self.add, self.gate, ways.Geometry(), ways.NONE)
-        return ways.Convolution(self.x, [self.weight], biases, *rest)
+        rest = (self.add, self.gate, convs.Geometry(), convs.NONE)
+        return convs.Convolution(self.x, [self.weight], biases, *rest)
 
     def run(self):
         out = torch.full_like(self.add, float("nan"))
-        return self.make().find_ways(out)["own"]()
+        return self.make().list_implementations(out)["implicit_gemm"]()
 
 
 @pytest.mark.parametrize(("device", "half"), PRODUCTS)
-@pytest.mark.parametrize("tile", range(len(ways.GATED_TILES)))
+@pytest.mark.parametrize("tile", range(len(convs.GATED_TILES)))
 def test_every_gated_tile_agrees(tile, half, device, monkeypatch):
-    only = ways.GATED_TILES[tile]
-    monkeypatch.setattr(ways.Convolution, "_choose_tile", lambda *_, **__: only)
+    only = convs.GATED_TILES[tile]
+    monkeypatch.setattr(convs.Convolution, "_choose_tile", lambda *_, **__: only)
     cases = [(1, 256, 24, (7, 7)), (3, 264, 72, (9, 11)), (2, 320, 8, (1, 3))]
     for images, channels, wide, size in cases:
         layer = Gated(images, channels, wide, size, half, device)
         found = layer.run()
         near(found, layer.compute_exactly())
         assert torch.equal(found, layer.run())
-    assert not ways.counters(layer.x.device).any()
+    assert not convs.find_split_counters(layer.x.device).any()
 
 
 @pytest.mark.parametrize(
@@ -194,24 +194,24 @@ def test_every_gated_tile_agrees(tile, half, device, monkeypatch):
 def test_the_tile_of_a_gated_product_follows_from_its_shape(images, channels, wide, edge, tile):
     x = torch.empty(images, channels, edge, edge, device="meta")
     weight = torch.empty(wide, channels, 1, 1, device="meta")
-    layer = ways.Convolution(x, [weight], [], None, x[:, :, 0, 0], ways.Geometry(), ways.NONE)
-    assert layer._choose_tile(images * edge**2, wide, large=False) == ways.GATED_TILES[tile]
+    layer = convs.Convolution(x, [weight], [], None, x[:, :, 0, 0], convs.Geometry(), convs.NONE)
+    assert layer._choose_tile(images * edge**2, wide, large=False) == convs.GATED_TILES[tile]
 
 
 @pytest.mark.parametrize(("device", "half"), PRODUCTS)
 @pytest.mark.parametrize("tile", range(len(TILES)))
 def test_every_tile_of_a_product_agrees(tile, half, device, monkeypatch):
-    monkeypatch.setattr(ways.Convolution, "_choose_tile", lambda *_, **__: TILES[tile])
+    monkeypatch.setattr(convs.Convolution, "_choose_tile", lambda *_, **__: TILES[tile])
     for images, channels, wide, size in [(1, 24, 144, (9, 15)), (2, 80, 40, (7, 7))]:
         x = image(images, channels, *size, half=half, device=device)
         weight = image(wide, channels, 1, 1, half=half, device=device) / channels**0.5
         weight = weight.contiguous(memory_format=torch.channels_last)
         bias = torch.randn(wide, generator=torch.Generator().manual_seed(3)).to(device)
         out = torch.full((images, *size, wide), float("nan"), dtype=half, device=device)
-        layer = ways.Convolution(
-            x, [weight], [bias, bias.to(half)], None, None, ways.Geometry(), ways.SILU
+        layer = convs.Convolution(
+            x, [weight], [bias, bias.to(half)], None, None, convs.Geometry(), convs.SILU
         )
-        found = layer.find_ways(out.permute(0, 3, 1, 2))["own"]()
+        found = layer.list_implementations(out.permute(0, 3, 1, 2))["implicit_gemm"]()
         near(found, F.silu(F.conv2d(x.double(), weight.double(), bias.double())))
 
 
@@ -224,9 +224,9 @@ def test_silu_far_from_zero(device, half):
         image(1, 8, 3, 3, half=half, device=device),
         torch.zeros(8, 8, 1, 1).to(device, half),
     )
-    rest = ([bias, bias.to(half)], None, None, ways.Geometry(), ways.SILU)
+    rest = ([bias, bias.to(half)], None, None, convs.Geometry(), convs.SILU)
     out = torch.full_like(x, float("nan"))
-    found = ways.Convolution(x, [weight], *rest).find_ways(out)["own"]()
+    found = convs.Convolution(x, [weight], *rest).list_implementations(out)["implicit_gemm"]()
     wanted = F.silu(bias.double()).to(half)[None, :, None, None].expand_as(found)
     torch.testing.assert_close(found, wanted, rtol=torch.finfo(half).eps, atol=1e-7)
 
@@ -244,7 +244,7 @@ def test_silu_far_from_zero(device, half):
 def test_the_tile_of_a_product_follows_from_its_shape(images, channels, wide, edge, tile):
     x = torch.empty(images, channels, edge, edge, device="meta")
     weight = torch.empty(wide, channels, 1, 1, device="meta")
-    layer = ways.Convolution(x, [weight], [], None, None, ways.Geometry(), ways.SILU)
+    layer = convs.Convolution(x, [weight], [], None, None, convs.Geometry(), convs.SILU)
     large = layer._is_large(torch.empty(images, wide, edge, edge, device="meta"))
     found = layer._choose_tile(images * edge**2, wide, large=large)
     assert tuple(found[name] for name in ("BM", "BN", "BK")) == tile
@@ -268,7 +268,7 @@ def test_errors_are_no_larger_than_those_of_torch(layer, half):
     images, channels, squeezed, kernel, stride, edge = layer
     filters = Filter(image(images, channels, edge, edge, half=half, device="cuda"), kernel, stride)
     wanted, totals = filters.compute_exactly()
-    y, sums = ops.filter_channels(*filters.args)
+    y, sums = ops.convolve_depthwise(*filters.args)
     x, (weight, _), bias, (_, padding), _ = filters.args
     plain = F.conv2d(x, weight, bias.to(half), stride, padding, 1, channels)
     check_error("filter", y, F.silu(plain), wanted)

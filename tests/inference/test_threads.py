@@ -10,7 +10,7 @@ import torch
 from phalanx.catalog.models import MODELS
 from phalanx.inference.folded_model import FoldedModel
 from phalanx.kernels.choices import KernelChoices, Launch
-from phalanx.models.build import build_model, initialise
+from phalanx.models.build import build_model, initialise_weights
 
 
 class Kernel:
@@ -52,7 +52,7 @@ def made():
     choices, kernel = KernelChoices(), Kernel()
 
     def launch():
-        choices.run_fastest([Launch(kernel, (1,), (), {})])
+        choices.launch_fastest([Launch(kernel, (1,), (), {})])
 
     def pass_back():
         with torch.enable_grad():
@@ -97,7 +97,7 @@ def test_one_compiles_after_the_other(made):
 def test_threads_score_one_at_a_time(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     model = build_model(MODELS["resnet8"], num_classes=10)
-    initialise(model, 0, zero_residual=False)
+    initialise_weights(model, 0, zero_residual=False)
     folded, inside, most = FoldedModel(model, torch.float32), [], []
     batches = [torch.randn(1, 3, 16, 16) for _ in range(6)]
     alone, run = [folded(batch) for batch in batches], folded._run

@@ -1,4 +1,4 @@
-"""Which of several ways is taken, and that it is remembered."""
+"""Which of several implementations is used, and that it is remembered."""
 
 import json
 
@@ -10,7 +10,7 @@ from phalanx.kernels.choices import CHOICES, KernelChoices, make_tiles
 from phalanx.kernels.fused import find_memory_error
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-WAYS = {"first": lambda: 1, "second": lambda: 2}
+IMPLEMENTATIONS = {"first": lambda: 1, "second": lambda: 2}
 
 
 def test_tiles_are_named_row_by_row():
@@ -22,17 +22,17 @@ def test_tiles_are_named_row_by_row():
 def test_without_a_measurement_the_first_way_is_taken_and_not_remembered():
     choices = KernelChoices()
     choices.measures = False
-    choices.known = {"work": "second"}  # what another machine measured
-    assert choices.choose("work", WAYS) == 1
-    assert choices.known == {"work": "second"}
+    choices.chosen_names = {"work": "second"}  # what another machine measured
+    assert choices.run_fastest("work", IMPLEMENTATIONS) == 1
+    assert choices.chosen_names == {"work": "second"}
 
 
 def test_what_is_known_is_taken_again_unless_it_is_gone():
     choices = KernelChoices()
-    choices.known = {"work": "second", "other": "third"}
-    assert choices.choose("work", WAYS) == 2
+    choices.chosen_names = {"work": "second", "other": "third"}
+    assert choices.run_fastest("work", IMPLEMENTATIONS) == 2
     if not torch.cuda.is_available():
-        assert choices.choose("other", WAYS) == 1
+        assert choices.run_fastest("other", IMPLEMENTATIONS) == 1
 
 
 class Kernel:
@@ -57,7 +57,7 @@ class Kernel:
 )
 def test_a_tile_that_the_device_has_no_memory_for_gives_way_to_the_next(known):
     choices, kernel = KernelChoices(), Kernel(64, 32)
-    choices.known = known  # as it was measured on a larger GPU
+    choices.chosen_names = known  # as it was measured on a larger GPU
     tiles = make_tiles("BM", (256, 4, 3), (128, 4, 3), (64, 4, 3), (32, 4, 3))
     assert choices.run(kernel, lambda tile: (1,), (), tiles)["BM"] == 64
     assert kernel.launched == [64]
@@ -74,12 +74,12 @@ def test_the_faster_way_is_found_and_one_that_fails_is_left_out():
         raise RuntimeError("out of shared memory")
 
     choices = KernelChoices()
-    ways = {"fails": fail, "slow": lambda: large.add_(1), "fast": lambda: small.add_(1)}
-    choices.choose("work", ways)
-    assert choices.known == {"work": "fast"}
+    implementations = {"fails": fail, "slow": lambda: large.add_(1), "fast": lambda: small.add_(1)}
+    choices.run_fastest("work", implementations)
+    assert choices.chosen_names == {"work": "fast"}
     assert set(choices.timings["work"]) == {"slow", "fast"}
     with pytest.raises(RuntimeError, match="shared memory"):
-        choices.choose("none", {"fails": fail, "fails too": fail})
+        choices.run_fastest("none", {"fails": fail, "fails too": fail})
 
 
 @CUDA
@@ -93,7 +93,7 @@ def test_a_run_remembers_its_choices_and_others_find_them_in_the_cache(tmp_path,
     monkeypatch.setattr(CHOICES, "known", {})
     (cache / "broken.json").write_text("{")
     ChoiceStore(None, cache).load()
-    assert CHOICES.known == {"work": "second"}
+    assert CHOICES.chosen_names == {"work": "second"}
     (run / "kernels.json").write_text('{"work": "first"}')
     ChoiceStore(run, cache).load()
-    assert CHOICES.known == {"work": "first"}, "the run's own choices win"
+    assert CHOICES.chosen_names == {"work": "first"}, "the run's own choices win"

@@ -127,4 +127,4 @@ def test_every_unit_scores(compiler, name, count):
     folded.refresh()
     with torch.no_grad():
         assert folded(images(count, 64)).shape == (count, 1000)
-    assert not folded.plain and len(compiler.compiled) > 10
+    assert not folded.unfolded_units and len(compiler.compiled) > 10

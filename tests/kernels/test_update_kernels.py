@@ -122,8 +122,8 @@ def test_fused_kernels_give_the_bits_of_the_reference(formula, case, device):
     before = all_tensors(*build(formula, device, **CASES[case]))
     plain = update_with(build(formula, device, **CASES[case]), "plain")
     assert_same_bits(update_with(build(formula, device, **CASES[case]), "fused"), plain)
-    kept = [torch.equal(one, other) for one, other in zip(before, plain, strict=True)]
-    assert any(kept) and not all(kept)
+    weight_factor = [torch.equal(one, other) for one, other in zip(before, plain, strict=True)]
+    assert any(weight_factor) and not all(weight_factor)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -5,14 +5,14 @@ import torch
 from torch import nn
 
 from phalanx.catalog.models import MODELS
-from phalanx.models.airbench import has_whitening, whiten_patches
-from phalanx.models.build import build_model, initialise
+from phalanx.models.airbench import has_whitening, set_whitening_filters
+from phalanx.models.build import build_model, initialise_weights
 
 
 @pytest.fixture
 def model():
     made = build_model(MODELS["airbench94"], num_classes=10)
-    initialise(made, 0, zero_residual=False)
+    initialise_weights(made, 0, zero_residual=False)
     return made.eval()
 
 
@@ -24,7 +24,7 @@ def images():
 
 
 def test_whitened_patches_are_uncorrelated_and_of_unit_variance(model, images):
-    whiten_patches(model, images)
+    set_whitening_filters(model, images)
     out = model.whitening(images)
     values = out[:, :12].double().permute(0, 2, 3, 1).reshape(-1, 12)
     found = values.T @ values / len(values)
@@ -33,21 +33,21 @@ def test_whitened_patches_are_uncorrelated_and_of_unit_variance(model, images):
 
 
 def test_the_first_filter_sees_what_varies_most(model, images):
-    whiten_patches(model, images)
+    set_whitening_filters(model, images)
     lengths = model.whitening.weight[:12].flatten(1).norm(dim=1)
     assert torch.equal(lengths, lengths.sort().values)
 
 
 def test_a_direction_that_does_not_vary_is_not_blown_up(model):
     grey = torch.randn(8, 1, 12, 12).expand(8, 3, 12, 12)
-    whiten_patches(model, grey)
+    set_whitening_filters(model, grey)
     assert model.whitening.weight.flatten(1).norm(dim=1).max() < 5e-4**-0.5 * 1.01
 
 
 def test_filters_are_the_same_whatever_the_memory_layout(model, images):
-    whiten_patches(model, images)
+    set_whitening_filters(model, images)
     before = model.whitening.weight.clone()
-    whiten_patches(model, images.contiguous(memory_format=torch.channels_last))
+    set_whitening_filters(model, images.contiguous(memory_format=torch.channels_last))
     assert torch.equal(model.whitening.weight, before)
 
 

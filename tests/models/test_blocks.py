@@ -13,7 +13,7 @@ from phalanx.catalog.efficientnets import InvertedBlock
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.resnets import Block
 from phalanx.catalog.variant import Norm, Variant
-from phalanx.models.build import build_model, initialise
+from phalanx.models.build import build_model, initialise_weights
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual
 from phalanx.models.layers import SameConv2d, SameMaxPool
 from phalanx.models.resnet import BasicBlock, Bottleneck, build_shortcut
@@ -168,10 +168,10 @@ def test_tensorflows_projection_is_one_more_in_stage_1_and_nowhere_else(shortcut
 def test_first_weights_depend_on_seed_and_name_alone():
     a, b, c = (build_model(MODELS["resnet8"], num_classes=10) for _ in range(3))
     torch.manual_seed(1)
-    initialise(a, 5, zero_residual=False)
+    initialise_weights(a, 5, zero_residual=False)
     torch.manual_seed(2)
-    initialise(b, 5, zero_residual=False)
-    initialise(c, 6, zero_residual=False)
+    initialise_weights(b, 5, zero_residual=False)
+    initialise_weights(c, 6, zero_residual=False)
     assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
     assert not torch.equal(a.conv1.weight, c.conv1.weight)
     block = a.get_submodule("layer1.0")
@@ -179,14 +179,14 @@ def test_first_weights_depend_on_seed_and_name_alone():
     spread = a.get_submodule("layer3.0.conv2").weight.std().item()
     assert spread == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.02)
     deeper = build_model(MODELS["resnet14_small"], num_classes=10)
-    initialise(deeper, 5, zero_residual=False)
+    initialise_weights(deeper, 5, zero_residual=False)
     shared, other = dict(a.named_parameters()), dict(deeper.named_parameters())
     assert all(torch.equal(weight, other[name]) for name, weight in shared.items())
 
 
 def test_a_grouped_convolution_starts_by_the_outputs_a_weight_reaches():
     model = build_model(MODELS["resnext11_32x4d"], num_classes=10)
-    initialise(model, 0, zero_residual=False)
+    initialise_weights(model, 0, zero_residual=False)
     spread = model.get_submodule("layer3.0.conv2").weight.std().item()
     assert spread == pytest.approx((2 / (512 * 9 / 32)) ** 0.5, rel=0.02)
     bound = 1 / math.sqrt(256)
@@ -196,7 +196,7 @@ def test_a_grouped_convolution_starts_by_the_outputs_a_weight_reaches():
 
 def test_the_head_of_an_efficientnet_starts_by_its_classes():
     model = build_model(MODELS["efficientnet_b0"], num_classes=25)
-    initialise(model, 0, zero_residual=False)
+    initialise_weights(model, 0, zero_residual=False)
     assert 0.98 / 5 < model.classifier.weight.abs().max() <= 1 / 5
     assert not model.classifier.bias.any()
 
@@ -206,11 +206,11 @@ def test_the_head_of_an_efficientnet_starts_by_its_classes():
 def test_zero_init_starts_blocks_as_their_shortcut(name, norm):
     variant = replace(MODELS[name], norm=norm, depths=(2, 1, 1), shortcut="B")
     model = build_model(variant, num_classes=10)
-    initialise(model, 0, zero_residual=True)
+    initialise_weights(model, 0, zero_residual=True)
     block = model.get_submodule("layer1.1")
     x = torch.rand(2, block.conv1.in_channels, 8, 8)
     assert torch.equal(block(x), x)
-    initialise(model, 0, zero_residual=False)
+    initialise_weights(model, 0, zero_residual=False)
     assert norm.type != "none" or not torch.equal(block(x), x), "the draw must undo the zeros"
 
 

@@ -11,7 +11,7 @@ from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm, Variant
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import MicroBatch
-from phalanx.models.build import build_model, initialise
+from phalanx.models.build import build_model, initialise_weights
 from phalanx.models.layers import Dropout, drop_path
 from phalanx.models.units import UnitModel, draw_dropout_noise, find_noise_sizes
 from phalanx.optim.build import OptimSettings, build_optimizer
@@ -29,7 +29,7 @@ def drawn(wanted: dict[str, int], *, first: int = 0, images: int = 8, seed: int 
 
 def built(variant: Variant, seed: int = 4) -> UnitModel:
     model = build_model(variant, num_classes=10).train()
-    initialise(model, seed, zero_residual=False)
+    initialise_weights(model, seed, zero_residual=False)
     return model
 
 

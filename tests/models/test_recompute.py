@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm, OwnVariant, Variant
 from phalanx.errors import ConfigError
-from phalanx.models.build import build_model, initialise
+from phalanx.models.build import build_model, initialise_weights
 from phalanx.models.recompute import RecordedTensor, enable_recomputation
 from phalanx.models.step_memory import LiveBytes
 from phalanx.models.units import draw_dropout_noise
@@ -50,7 +50,7 @@ def trained(
 ) -> dict[str, Tensor]:
     """Gradients and buffers after two passes in which something is dropped."""
     model = build_model(variant, num_classes=10)
-    initialise(model, 1, zero_residual=False)
+    initialise_weights(model, 1, zero_residual=False)
     model = model.train().to(memory_format=torch.channels_last)
     if patterns is not None:
         enable_recomputation(model, patterns, variant=variant)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import NORM_LAYOUT_KEY
 from phalanx.errors import CheckpointError
-from phalanx.models.build import build_model, initialise
+from phalanx.models.build import build_model, initialise_weights
 from phalanx.models.units import UnitModel
 from phalanx.models.weights import (
     load_tensors,
@@ -27,7 +27,7 @@ SHORT = replace(MODELS["efficientnet_cifar"], depth=0.5)  # ten blocks, some sta
 
 def drawn(name: str = "resnet8", *, seed: int = 1, classes: int = 10) -> UnitModel:
     model = build_model(SHORT if name == "short" else MODELS[name], num_classes=classes)
-    initialise(model, seed, zero_residual=False)
+    initialise_weights(model, seed, zero_residual=False)
     return model
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.catalog.variant import Variant
-from phalanx.models.build import build_model, initialise
+from phalanx.models.build import build_model, initialise_weights
 from phalanx.models.units import UnitModel
 
 PARAMETERS = {  # with the classes of the data each was published for: 1,000, or 10 for small images
@@ -250,6 +250,6 @@ def test_in_the_smallest_image_every_stride_has_something_to_choose_from(name):
 @pytest.mark.parametrize("name", SMALL)
 def test_one_logit_per_class(name):
     model = build_model(MODELS[name], num_classes=7).eval()
-    initialise(model, 0, zero_residual=False)
+    initialise_weights(model, 0, zero_residual=False)
     logits = model(torch.randn(2, 3, 20, 24))
     assert logits.shape == (2, 7) and logits.isfinite().all()

@@ -9,7 +9,7 @@ from torch import nn
 from phalanx.optim.build import OptimSettings, build_optimizer
 from phalanx.optim.half_weights import HALF_TYPES, HalfWeights
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
-from phalanx.optim.update import collect_gradients, set_velocity_scale, update
+from phalanx.optim.update import collect_gradients, set_velocity_scale, update_weights
 from phalanx.plan.draws import GOLDEN, mix, stream_key
 from small_rounding import round_to
 from small_steps import DEVICES, RULES, give_gradients, rate_at, scale_at, settings_of, toy, trained
@@ -33,7 +33,7 @@ def go_half(model, optimizer, steps, **how):
         give_gradients(model, step)
         set_velocity_scale(optimizer, scale_at(step))
         with half.in_float32(step) as counted:
-            update(optimizer, rate_at(step))
+            update_weights(optimizer, rate_at(step))
         counts.append(counted)
     return counts
 
@@ -127,8 +127,8 @@ def test_the_update_is_the_rules_own_then_rounded_with_the_weights_key(dtype, st
         one.grad = two.grad.float()
     optimizer, reference = build_optimizer(model, settings), build_optimizer(exact, settings)
     with half_of(model, optimizer, stochastic, seed).in_float32(step):
-        update(optimizer, 0.1)
-    update(reference, 0.1)
+        update_weights(optimizer, 0.1)
+    update_weights(reference, 0.1)
     given = {**dict(model.named_parameters()), **name_optimizer_state(model, optimizer)}
     keys = set()
     for name, value in {
@@ -150,8 +150,8 @@ def test_weights_of_32_bits_are_let_be():
         for one in (model, exact):
             give_gradients(one, step)
         with half_of(model, optimizer).in_float32(step) as counts:
-            update(optimizer, 0.1)
-        update(reference, 0.1)
+            update_weights(optimizer, 0.1)
+        update_weights(reference, 0.1)
     assert counts[4] == 4 * 3 * 3 * 3 + 4
     assert model.conv.weight.dtype == FP16 and torch.equal(model.fc.weight, exact.fc.weight)
     assert optimizer.state[model.fc.weight]["exp_avg"].dtype == torch.float32
@@ -166,7 +166,7 @@ def test_the_count_of_steps_of_a_single_number_is_not_rounded():
     for step in range(300):
         model.scale.grad = torch.ones_like(model.scale)
         with half.in_float32(step):
-            update(optimizer, 0.001)
+            update_weights(optimizer, 0.001)
     assert optimizer.state[model.scale]["step"].item() == 300.0
     assert model.scale.dtype == BF16 and 0.5 < model.scale.item() < 0.9
 
@@ -189,7 +189,7 @@ def descend(dtype, slope, stochastic, steps=50):
     for step in range(steps):
         model.fc.weight.grad = torch.full_like(model.fc.weight, slope)
         with half.in_float32(step) as counts:
-            update(optimizer, 1.0)
+            update_weights(optimizer, 1.0)
     return model.fc.weight.detach().float(), counts.tolist()
 
 
@@ -215,7 +215,7 @@ def test_gradients_that_are_gone_or_not_finite_are_counted_as_they_came():
     with half_of(model, optimizer).in_float32(0) as counts:
         for gradient in collect_gradients(optimizer):
             gradient.nan_to_num_(0.0, 0.0, 0.0)
-        update(optimizer, 1.0)
+        update_weights(optimizer, 1.0)
     assert counts.tolist() == [0, 5, 3, 2, 10, 5, 5]
     assert model.fc.weight.flatten().tolist() == [1.0] * 5 + [0.0] * 5
 
@@ -226,7 +226,7 @@ def test_a_gradient_is_unscaled_in_float32():
     model.fc.weight.grad = torch.full((1, 10), 2.0**-20, dtype=FP16)
     with half_of(model, optimizer).in_float32(0):
         torch._foreach_mul_(collect_gradients(optimizer), 2.0**-10)
-        update(optimizer, 2.0**20)
+        update_weights(optimizer, 2.0**20)
     assert (model.fc.weight == -(2.0**-10)).all()
 
 
@@ -239,7 +239,7 @@ def test_without_an_update_everything_keeps_its_bits():
     assert equal(before, bits_of({**model.state_dict(), **name_optimizer_state(model, optimizer)}))
     assert counts[:2].tolist() == [0, 0] and collect_gradients(optimizer) == []
     with half_of(model, optimizer).in_float32(4) as counts:
-        update(optimizer, 0.1)
+        update_weights(optimizer, 0.1)
     assert not counts.any()
 
 
@@ -248,7 +248,7 @@ def test_a_failure_within_leaves_weights_and_optimizer_as_they_were():
     before = bits_of({**model.state_dict(), **name_optimizer_state(model, optimizer)})
     give_gradients(model, 3)
     with pytest.raises(KeyboardInterrupt), half_of(model, optimizer).in_float32(3):
-        update(optimizer, 0.1)
+        update_weights(optimizer, 0.1)
         raise KeyboardInterrupt
     assert equal(before, bits_of({**model.state_dict(), **name_optimizer_state(model, optimizer)}))
 
@@ -262,7 +262,7 @@ def test_a_backward_pass_after_an_update_gives_16_bits_again():
     for step in range(3):
         model(torch.ones(3, 4, dtype=BF16)).sum().backward()
         with half_of(model, optimizer).in_float32(step):
-            update(optimizer, 0.1)
+            update_weights(optimizer, 0.1)
     assert seen == [BF16] * 3
 
 

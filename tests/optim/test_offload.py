@@ -12,8 +12,8 @@ from phalanx.models.step_memory import LiveBytes
 from phalanx.optim.build import OPTIMIZERS, build_optimizer
 from phalanx.optim.half_weights import HalfWeights
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
-from phalanx.optim.offload import Offload
-from phalanx.optim.update import set_velocity_scale, update
+from phalanx.optim.offload import OffloadedState
+from phalanx.optim.update import set_velocity_scale, update_weights
 from phalanx.report.summary import read_summary
 from small_runs import small_run
 from small_steps import DEVICES, RULES, give_gradients, rate_at, scale_at, settings_of, toy
@@ -28,7 +28,7 @@ class Training:
     def __init__(self, rule, *, dtype=torch.float32, device="cpu", offload=True, model=None):
         self.model = (model or toy(device)).to(dtype)
         self.optimizer = build_optimizer(self.model, settings_of(rule))
-        self.offload = Offload(self.optimizer) if offload else None
+        self.offload = OffloadedState(self.optimizer) if offload else None
         self.half = HalfWeights(self.model, self.optimizer, seed=0, stochastic=True, saturate=False)
 
     def go(self, steps):
@@ -44,7 +44,7 @@ class Training:
 
     def update(self, step):
         with self.half.in_float32(step):
-            update(self.optimizer, rate_at(step))
+            update_weights(self.optimizer, rate_at(step))
 
     def remembered(self):
         """What is kept of all of a weight's elements, with the weight."""
@@ -189,7 +189,7 @@ def test_the_table_knows_what_a_rule_keeps_and_what_it_needs_during_an_update(
     for step in range(2):  # the first one makes the state
         give_gradients(model, step)
         with LiveBytes() as live, half.in_float32(step):
-            update(optimizer, 0.1)
+            update_weights(optimizer, 0.1)
     state = sum(
         value.nbytes
         for name, value in name_optimizer_state(model, optimizer).items()

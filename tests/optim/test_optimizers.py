@@ -8,7 +8,7 @@ import torch
 
 from phalanx.errors import ConfigError
 from phalanx.optim.build import OPTIMIZERS, OptimSettings, build_optimizer, split_by_decay
-from phalanx.optim.update import update
+from phalanx.optim.update import update_weights
 from small_steps import (
     CUDA,
     DEVICES,
@@ -211,7 +211,7 @@ def test_a_weight_or_step_of_length_zero_has_a_trust_ratio_of_one(rule):
     before = model.fc.weight.detach().clone()
     model.conv.weight.grad = torch.full_like(model.conv.weight, 0.5)
     model.fc.weight.grad = torch.zeros_like(model.fc.weight)
-    update(optimizer, 0.1)
+    update_weights(optimizer, 0.1)
     # lars: lr * g; lamb: lr * g / (|g| + eps) on its first step
     expected_move = 0.1 * 0.5 if rule == "lars" else 0.1 * 0.5 / (0.5 + 0.5)
     assert torch.allclose(model.conv.weight, torch.tensor(-expected_move))
@@ -223,7 +223,7 @@ def test_lars_decays_a_weight_without_slope_at_the_full_rate():
     settings = settings_of("lars", weight_decay=0.0, l2=0.0, trust_decay=0.5)
     before = model.fc.weight.detach().clone()
     model.fc.weight.grad = torch.zeros_like(model.fc.weight)
-    update(build_optimizer(model, settings), 0.1)
+    update_weights(build_optimizer(model, settings), 0.1)
     torch.testing.assert_close(model.fc.weight.detach(), before * 0.95)
 
 
@@ -257,6 +257,6 @@ def test_no_update_waits_for_the_device(rule, device, request):
     model, optimizer = trained(rule, 2, device)
     give_gradients(model, 2)
     request.getfixturevalue("waiting_is_an_error")
-    update(optimizer, 0.1)
+    update_weights(optimizer, 0.1)
     with pytest.raises(RuntimeError, match="synchronizing"):
         model.fc.weight.sum().item()

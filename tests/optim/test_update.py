@@ -5,7 +5,7 @@ import torch
 
 from phalanx.optim.build import OptimSettings, build_optimizer, split_by_decay
 from phalanx.optim.named_state import name_optimizer_state
-from phalanx.optim.update import collect_gradients, update
+from phalanx.optim.update import collect_gradients, update_weights
 from small_steps import RULES, Toy, give_gradients, settings_of, toy, trained
 
 NONE = {"weight_decay": 0.0, "l2": 0.0, "trust_decay": 0.0}
@@ -41,7 +41,7 @@ def test_a_tenth_of_decay_takes_a_tenth_of_a_weight_at_rest(word):
     with torch.no_grad():
         model.fc.weight.fill_(1.0)
     model.fc.weight.grad = torch.zeros_like(model.fc.weight)
-    update(build_optimizer(model, settings), 1.0)
+    update_weights(build_optimizer(model, settings), 1.0)
     assert torch.allclose(model.fc.weight, torch.tensor(0.9))
 
 
@@ -71,7 +71,7 @@ def test_norms_and_biases_are_spared_every_decay(rule):
     for _ in range(3):
         for weight in model.parameters():
             weight.grad = torch.zeros_like(weight)
-        update(optimizer, 0.1)
+        update_weights(optimizer, 0.1)
     for name, weight in model.named_parameters():
         spared = name not in ("conv.weight", "fc.weight")
         assert torch.equal(weight, before[name]) == spared, name
@@ -85,7 +85,7 @@ def test_a_weight_without_a_gradient_stays_as_it_is(rule):
     give_gradients(model, 0)
     model.conv.weight.grad = None
     assert len(collect_gradients(optimizer)) == len(list(model.parameters())) - 1
-    update(optimizer, 0.1)
+    update_weights(optimizer, 0.1)
     assert torch.equal(model.conv.weight, before)
     assert collect_gradients(optimizer) == []
 
@@ -96,7 +96,7 @@ def test_a_model_without_norms_and_biases_is_updated_too(rule):
     optimizer = build_optimizer(model, settings_of(rule))
     before = model.weight.detach().clone()
     model.weight.grad = torch.ones_like(model.weight)
-    update(optimizer, 0.1)
+    update_weights(optimizer, 0.1)
     assert not torch.equal(model.weight, before)
 
 

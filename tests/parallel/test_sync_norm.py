@@ -19,7 +19,7 @@ from torch.multiprocessing import start_processes
 
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm, OwnVariant, Variant
-from phalanx.models.build import build_model, initialise
+from phalanx.models.build import build_model, initialise_weights
 from phalanx.models.norms import FullBatchNorm, FullOnePassBatchNorm, OnePassBatchNorm
 from phalanx.models.recompute import enable_recomputation
 from phalanx.parallel.sync_norm import synchronise_norms
@@ -46,7 +46,7 @@ def small_net(norm: type[nn.BatchNorm2d] = nn.BatchNorm2d) -> nn.Module:
 
 def small_resnet(variant: Variant = RESNET8) -> nn.Module:
     model = build_model(variant, num_classes=10)
-    initialise(model, 1, zero_residual=False)
+    initialise_weights(model, 1, zero_residual=False)
     return model
 
 

@@ -23,11 +23,11 @@ def tensors(groups=32, each=4, stride=1):
 def test_joined_groups_give_what_groups_give(place, stride, monkeypatch):
     seen = []
 
-    def choose(key, ways):
-        seen.append(list(ways))
-        return list(ways.values())[place]()
+    def run_fastest(key, implementations):
+        seen.append(list(implementations))
+        return list(implementations.values())[place]()
 
-    monkeypatch.setattr(CHOICES, "choose", choose)
+    monkeypatch.setattr(CHOICES, "run_fastest", run_fastest)
     x, weight, shape = tensors(stride=stride)
     found = convolve_groups(x, weight, shape)
     plain = torch.nn.functional.conv2d(
@@ -37,7 +37,7 @@ def test_joined_groups_give_what_groups_give(place, stride, monkeypatch):
     dy = torch.randn_like(plain)
     wanted = torch.autograd.grad(plain, [x, weight], dy)
     with torch.no_grad():
-        gradients = convolve_groups_back(dy, x, weight, shape, wanted=True)
+        gradients = convolve_groups_back(dy, x, weight, shape, needs_input_grad=True)
     for own, other in zip(gradients, wanted, strict=True):
         assert own.shape == other.shape
         assert torch.allclose(own, other, rtol=1e-4, atol=1e-4)
@@ -46,5 +46,5 @@ def test_joined_groups_give_what_groups_give(place, stride, monkeypatch):
 
 def test_an_input_that_wants_no_gradient_gets_none():
     x, weight, shape = tensors()
-    dx, dw = convolve_groups_back(torch.ones_like(x), x, weight, shape, wanted=False)
+    dx, dw = convolve_groups_back(torch.ones_like(x), x, weight, shape, needs_input_grad=False)
     assert dx is None and dw.shape == weight.shape

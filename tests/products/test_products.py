@@ -60,22 +60,22 @@ def test_what_surrounds_products_is_as_defined(name):
     check(cases(other_cases)[name], torch.float32)
 
 
-TOO_SMALL = ("sums of a narrow one", "odd strided skip")  # for the copy engine to pay
+TOO_SMALL = ("sums of a narrow one", "odd strided skip")  # for TMA to pay
 
 
-class Ways:
+class EveryLaunch:
     """Takes one of the launches of every product after the other."""
 
     def __init__(self, monkeypatch, only="", key="gemm"):
         self.index, self.count, self.tried, self.only, self.key = 0, 1, 0, only, key
-        monkeypatch.setattr(CHOICES, "find", self.find)
+        monkeypatch.setattr(CHOICES, "find_fastest", self.find_fastest)
 
-    def find(self, key, ways):
+    def find_fastest(self, key, launches):
         if not key.startswith(self.key):
-            return next(iter(ways))
-        names = [name for name in ways if name.startswith(self.only)]
+            return next(iter(launches))
+        names = [name for name in launches if name.startswith(self.only)]
         self.count, self.tried = len(names), self.tried + len(names)
-        return names[self.index] if names else next(iter(ways))
+        return names[self.index] if names else next(iter(launches))
 
     def __iter__(self):
         while self.index < max(self.count, 1):
@@ -85,12 +85,12 @@ class Ways:
 
 @needs_kernels
 @pytest.mark.skipif(not INTERPRETED, reason="tiles are tried on the GPU by another test")
-@pytest.mark.parametrize("kernel", ["gemm_rows BM=64 BN=64", "gemm_ahead BM=128 BN=64"])
+@pytest.mark.parametrize("kernel", ["gemm_rows BM=64 BN=64", "gemm_tma BM=128 BN=64"])
 @pytest.mark.parametrize("name", cases(product_cases))
 def test_every_kernel_gives_the_same_product(name, kernel, monkeypatch):
-    ways = Ways(monkeypatch, kernel)
+    launches = EveryLaunch(monkeypatch, kernel)
     check(cases(product_cases)[name], torch.float32)
-    assert ways.tried or ("ahead" in kernel and name in TOO_SMALL)
+    assert launches.tried or ("tma" in kernel and name in TOO_SMALL)
 
 
 # every use in one type, and in the other those that differ most
@@ -117,7 +117,7 @@ def compiled():
 @pytest.mark.parametrize(("name", "dtype"), TRIED)
 def test_every_tile_on_the_gpu(name, dtype, monkeypatch, compiled):
     case = cases(product_cases, dtype, "cuda")[name]
-    for _ in Ways(monkeypatch):
+    for _ in EveryLaunch(monkeypatch):
         check(case, dtype)
         torch.cuda.synchronize()
 

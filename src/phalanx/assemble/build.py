@@ -18,9 +18,9 @@ from phalanx.engine.state import TrainState
 from phalanx.engine.step import StepOptions
 from phalanx.engine.weight_average import WeightAverage
 from phalanx.errors import CheckpointError, ConfigError
-from phalanx.fused.tuning import ChoiceStore, tune
+from phalanx.fused.tuning import ChoiceStore, tune_kernels
 from phalanx.kernels.choices import CHOICES
-from phalanx.models.build import build_model, initialise
+from phalanx.models.build import build_model, initialise_weights
 from phalanx.models.recompute import enable_recomputation
 from phalanx.models.units import ModelPart, UnitModel, to_unit_model
 from phalanx.models.weights import (
@@ -31,7 +31,7 @@ from phalanx.models.weights import (
 )
 from phalanx.optim.build import OptimSettings, build_optimizer
 from phalanx.optim.half_weights import HalfWeights
-from phalanx.optim.offload import Offload
+from phalanx.optim.offload import OffloadedState
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
 from phalanx.units import parse_betas
@@ -60,7 +60,7 @@ def build_network(
             torch.cuda.manual_seed(config.train.seed)
         model = build_model(variant, num_classes=plan.num_classes)
     if not isinstance(variant, OwnVariant):
-        initialise(model, config.train.seed, zero_residual=config.resnet.zero_init_residual)
+        initialise_weights(model, config.train.seed, zero_residual=config.resnet.zero_init_residual)
     if plan.precision == "16.16":  # the few parameters of norms stay in 32 bits
         for module in model.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
@@ -154,7 +154,7 @@ def prepare_kernels(model: nn.Module, plan: Plan, place: Place, store: ChoiceSto
     device, rows = next(model.parameters()).device, plan.micro_batch * place.layout.turn_size
     for size in (plan.image_size, *(size for _, size in plan.growth)):
         images = torch.zeros(rows, 3, size, size, device=device, dtype=half)
-        tune(model, images.to(memory_format=torch.channels_last), half=half)
+        tune_kernels(model, images.to(memory_format=torch.channels_last), half=half)
     store.save(place.gather, writes=place.role.writes)
 
 
@@ -193,7 +193,7 @@ def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> T
             saturate=not config.machine.fp_exceptions,
         )
     if is_offloaded(config, device_type):
-        state.offload = Offload(optimizer)
+        state.offload = OffloadedState(optimizer)
     if options.ema_decay:
         state.average = WeightAverage(model, decay=options.ema_decay)
     if plan.replicas > 1:

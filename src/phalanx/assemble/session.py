@@ -48,8 +48,8 @@ from phalanx.engine.step import (
     train_step,
 )
 from phalanx.errors import DataError
-from phalanx.fused.tuning import ChoiceStore, describe_temporary_cache, use_cache
-from phalanx.models.airbench import has_whitening, whiten_patches
+from phalanx.fused.tuning import ChoiceStore, describe_temporary_cache, set_compiler_cache
+from phalanx.models.airbench import has_whitening, set_whitening_filters
 from phalanx.models.units import UnitModel
 from phalanx.parallel.ranks import Ranks
 from phalanx.plan.plan import Plan
@@ -85,7 +85,7 @@ class Session:
         )
         local_rank = ranks.world.local_rank if ranks else 0
         cache = config.machine.model_cache_path
-        self._cache = use_cache(Path(cache).expanduser() if cache else None)
+        self._cache = set_compiler_cache(Path(cache).expanduser() if cache else None)
         self.device = prepare_torch(plan, local_rank=local_rank)
         self.memory = MemoryMeter(self.device)  # created before the first weight
         self.preprocessing = build_preprocessing(config, plan)
@@ -116,7 +116,7 @@ class Session:
         """The training state at the starting point: fresh, or restored from the checkpoint."""
         start = self._start
         if start is None and self.config.model.init_weights is None and has_whitening(self.model):
-            whiten_patches(self.model, self.feed.sample_images(_IMAGES_WHITENED))
+            set_whitening_filters(self.model, self.feed.sample_images(_IMAGES_WHITENED))
             # another kind of processor may round differently: all ranks take rank 0's values
             own = {name: buffer.cpu() for name, buffer in self.model.named_buffers()}
             self.model.load_state_dict(self.place.gather(own)[0], strict=False)
@@ -136,11 +136,11 @@ class Session:
 
     def _fuse(self, model: UnitModel) -> None:
         """Make units train with our own kernels, whose code is imported only for a GPU."""
-        from phalanx.fused.enable import describe_left, fuse_units
+        from phalanx.fused.enable import describe_unfused_units, fuse_units
         from phalanx.fused.half_copies import cast_before_passes
 
         assert self.options.half is not None
-        self.notes += describe_left(fuse_units(model, self.options.half), model)
+        self.notes += describe_unfused_units(fuse_units(model, self.options.half), model)
         cast_before_passes(model, self.options.half)
 
     @cached_property

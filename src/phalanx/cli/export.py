@@ -104,8 +104,8 @@ _SOURCE_OPTIONS = (  # of the data and of how its images are prepared
 def _run(args: ParsedArgs) -> None:
     """Export, and say where it is and how it compares."""
     args.refuse_problems()
+    from phalanx.export.destination import refuse_existing
     from phalanx.export.options import ExportOptions, read_export_source
-    from phalanx.export.place import refuse_taken
 
     options = ExportOptions(
         format=args["--format"],
@@ -136,8 +136,8 @@ def _run(args: ParsedArgs) -> None:
     if source.note:
         print(f"{target}: {source.note}", file=sys.stderr)
     # what is wrong is told before torch is imported
-    options.refuse_unsuited(source)
-    refuse_taken(options.choose_path(source), options.kind.files)
+    options.refuse_unsupported(source)
+    refuse_existing(options.choose_path(source), options.kind.files)
     from phalanx.export.run import export_model
 
     exported = export_model(source, options, images=images, needs_data="data-dir" in args.flags)

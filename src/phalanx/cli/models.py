@@ -18,7 +18,7 @@ from phalanx.plan.pipeline import check_order
 from phalanx.units import format_bytes, format_plural, format_si
 
 if TYPE_CHECKING:
-    from phalanx.models.cost import UnitCount
+    from phalanx.models.cost import UnitCost
 
 _JSON = Argument("--json", "Print JSON.", switch=True)
 _WEIGHT_OPTIONS = ("init-weights", "reset-head")  # no figure depends on them
@@ -126,7 +126,7 @@ class _ModelCounts:
     batch_size: int
     classes: int
     precision: str
-    units: "list[UnitCount]"
+    units: "list[UnitCost]"
     splits: list[Split]
 
     def total(self, figure: str, *, first: int = 0, end: int | None = None) -> int:

@@ -87,11 +87,11 @@ def _run(args: ParsedArgs) -> int:
     device = _choose_device(args, config)
     limits = _read_limits(args, config, device)
     api_key = _read_key(args)
-    from phalanx.export.metadata import make_name, refuse_name
+    from phalanx.export.metadata import check_model_name, make_model_name
 
     name = args["--name"]
     if name is not None:
-        refuse_name(name)
+        check_model_name(name)
     workers, threads = args.read_int("--workers", 1, 64), _read_decode_threads(args)
     options = _read_backend_options(
         args, config, device, max_batch=limits.max_batch, workers=workers
@@ -106,7 +106,7 @@ def _run(args: ParsedArgs) -> int:
     with open_port(args["--host"], port) as listening:
         backends = open_backends(Path(args["model"]), options, count=workers)
         metadata = backends[0].metadata
-        plain = make_name(metadata.name)
+        plain = make_model_name(metadata.name)
         service = Service(backends, name or plain or metadata.model, limits, decode_threads=threads)
         facts = [
             metadata.model, *(["random weights"] * (metadata.weights == "random")),

@@ -33,7 +33,7 @@ from phalanx.engine.consensus import Consensus
 from phalanx.engine.state import TrainState, hash_weights
 from phalanx.engine.tensor_bytes import iterate_safetensors
 from phalanx.errors import CheckpointError, DivergedError
-from phalanx.models.units import pick_own
+from phalanx.models.units import select_own_tensors
 from phalanx.models.weights import load_tensors
 from phalanx.optim.half_weights import HALF_TYPES
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
@@ -183,7 +183,7 @@ def load_checkpoint(state: TrainState, checkpoint: Path, *, with_optimizer: bool
     files = read_files(checkpoint, WEIGHTS, OPTIMIZER, FACTS)
     load_weights(state.model, files[WEIGHTS], where=checkpoint / WEIGHTS)
     with content_errors(checkpoint / OPTIMIZER):
-        kept = pick_own(state.model, tensors_from_bytes(files[OPTIMIZER]))
+        kept = select_own_tensors(state.model, tensors_from_bytes(files[OPTIMIZER]))
         if state.half is None:  # and may have been otherwise in the run that a fork is from
             kept = {n: t.float() if t.dtype in HALF_TYPES.values() else t for n, t in kept.items()}
         if with_optimizer:
@@ -196,7 +196,7 @@ def load_checkpoint(state: TrainState, checkpoint: Path, *, with_optimizer: bool
         state.seen = arrays_from_bytes(files[_SEEN]) if _SEEN in files else {}
     if state.average is not None and AVERAGE_WEIGHTS in files:
         with content_errors(checkpoint / AVERAGE_WEIGHTS):
-            averages = pick_own(state.model, tensors_from_bytes(files[AVERAGE_WEIGHTS]))
+            averages = select_own_tensors(state.model, tensors_from_bytes(files[AVERAGE_WEIGHTS]))
             state.average.load(averages, where=str(checkpoint / AVERAGE_WEIGHTS))
     elif state.average is not None:  # a fork that starts to average
         state.average.reset()
@@ -210,7 +210,7 @@ def load_checkpoint(state: TrainState, checkpoint: Path, *, with_optimizer: bool
 def load_weights(model: nn.Module, content: bytes, *, where: Path) -> None:
     """Load a checkpoint's weights into a model; names and shapes must match exactly."""
     with content_errors(where):
-        tensors = pick_own(model, tensors_from_bytes(content))
+        tensors = select_own_tensors(model, tensors_from_bytes(content))
     load_tensors(model, tensors, where=str(where))
 
 

@@ -34,7 +34,7 @@ from phalanx.kernels.update import (
     overwrite,
 )
 from phalanx.optim.fused_formulas import find_fused_formula, find_group_settings
-from phalanx.optim.update import set_rates
+from phalanx.optim.update import set_learning_rates
 from phalanx.plan.averaging import ema_decay_at
 
 
@@ -158,7 +158,7 @@ class FusedUpdate:
     def prepare(self, step: int, lr: float, loss_scale: float) -> None:
         """Copy the settings of a step to the device: the part that a CUDA graph cannot replay."""
         groups = self._optimizer.param_groups
-        set_rates(groups, lr)
+        set_learning_rates(groups, lr)
         share = 1 - ema_decay_at(self._average.decay, step) if self._average else 0.0
         numbers = [loss_scale, step, share, *self._limits]
         numbers += [GROWTH_INTERVAL, SMALLEST_SCALE, LARGEST_SCALE]

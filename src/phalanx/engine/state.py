@@ -20,7 +20,7 @@ from phalanx.engine.weight_average import WeightAverage
 from phalanx.kernels.rounding import COUNTS
 from phalanx.models.units import ModelPart
 from phalanx.optim.half_weights import HalfWeights
-from phalanx.optim.offload import Offload
+from phalanx.optim.offload import OffloadedState
 
 
 class StepMetrics(NamedTuple):
@@ -122,7 +122,7 @@ class TrainState:
     scaler: DynamicLossScale | DeviceLossScale | None = None
     fused_update: FusedUpdate | None = None  # if kernels do everything after the backward pass
     half: HalfWeights | None = None  # if the weights are 16-bit
-    offload: Offload | None = None  # if the optimizer state is in host memory
+    offload: OffloadedState | None = None  # if the optimizer state is in host memory
     replicas: ReplicaStatistics | None = None  # if there are several replicas
     average: WeightAverage | None = None  # the moving average of the weights, if there is one
     rounding_counts: Tensor | None = None  # over all updates of 16-bit weights, named by COUNTS

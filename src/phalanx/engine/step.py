@@ -14,7 +14,7 @@ from phalanx.engine.loss import LOSSES
 from phalanx.engine.mixing import Mix, Mixing, Targets, draw_mix, mix_images, mix_labels
 from phalanx.engine.state import TrainState
 from phalanx.models.units import draw_dropout_noise, find_noise_sizes
-from phalanx.optim.update import collect_gradients, set_velocity_scale, update
+from phalanx.optim.update import collect_gradients, set_velocity_scale, update_weights
 from phalanx.ranges import RANGES
 
 
@@ -249,7 +249,7 @@ def _apply_update(
             return torch.zeros_like(grad_norm)
         if options.velocity_ratio is not None:
             set_velocity_scale(state.optimizer, scale / options.velocity_ratio)
-        update(state.optimizer, lr)
+        update_weights(state.optimizer, lr)
     state.after_update(counts)
     if scaler is not None:
         scaler.after_finite_step(state.step)

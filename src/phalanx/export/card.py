@@ -8,10 +8,10 @@ from phalanx.export.card_facts import (
     describe_scores,
     describe_weights,
 )
+from phalanx.export.destination import format_card_mark
 from phalanx.export.metadata import ModelMetadata
 from phalanx.export.options import ExportOptions, ExportSource
 from phalanx.export.parity import ParityReport
-from phalanx.export.place import write_card_mark
 from phalanx.export.usage import describe_usage
 
 _HEAD = """\
@@ -33,7 +33,7 @@ _LIBRARIES = {  # as the Hugging Face hub calls them
 }
 
 
-def write_card(
+def render_card(
     session: Session,
     source: ExportSource,
     metadata: ModelMetadata,
@@ -61,7 +61,7 @@ def write_card(
         ),
     }
     sections = [f"## {title}\n\n{text}" if title else text for title, text in parts.items()]
-    head = _HEAD.format(mark=write_card_mark(file), library=_LIBRARIES[options.format])
+    head = _HEAD.format(mark=format_card_mark(file), library=_LIBRARIES[options.format])
     return "\n\n".join([f"{head}\n# {metadata.name}", *sections]) + "\n"
 
 

@@ -16,7 +16,7 @@ from phalanx.report.folder import RunFolder, format_value
 from phalanx.report.records import read_averaged_top1, read_scores
 from phalanx.report.scores import wilson_interval
 
-_OWN_TO_A_MACHINE = (  # options that say nothing of how a model came about
+_MACHINE_OPTIONS = (  # options that say nothing of how a model came about
     "data-dir", "run-dir", "device", "devices", "workers", "threads", "plugin", "init-weights",
     "keep", "logs-per-epoch", "ckpts-per-epoch", "tensorboard", "wandb", "mlflow",
 )  # fmt: skip
@@ -126,7 +126,7 @@ def describe_recipe(session: Session, source: ExportSource) -> str:
     rows = [
         f"| `{name}` | {_escape_text(format_value(stored.get(name, value)))} |"
         for name, value in config.items()
-        if name not in _OWN_TO_A_MACHINE
+        if name not in _MACHINE_OPTIONS
         and (trained or OPTIONS[name].section in _NETWORK_SECTIONS)
         and stored.get(name, value) != default.get(name)
     ]

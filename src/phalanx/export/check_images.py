@@ -13,8 +13,9 @@ from phalanx.data.formats.arrays import open_embedded
 from phalanx.data.loading.image_inputs import NamedImage
 from phalanx.data.transforms.transform import build_transform
 from phalanx.errors import DataError
+from phalanx.units import format_plural
 
-_MADE_UP = ("synthetic", "generated")
+_GENERATED_DATA = ("synthetic", "generated")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def choose_check_images(
     """
     if given is not None:
         return _read_given(session, given[:count])
-    if session.config.data.data in _MADE_UP:
+    if session.config.data.data in _GENERATED_DATA:
         return _read_embedded(session, count, "its data is noise")
     try:
         return _read_validation(session, count)
@@ -54,41 +55,39 @@ def _read_given(session: Session, images: Sequence[NamedImage]) -> CheckImages:
             f"--images: none of them can be read; {images[first].name}: {problems[first]}"
         )
     names = tuple(images[row].name for row in good)
-    return CheckImages(pixels[good], names, f"{_count(len(good))} given by --images")
+    return CheckImages(
+        pixels[good], names, f"{format_plural(len(good), 'image')} given by --images"
+    )
 
 
 def _read_validation(session: Session, count: int) -> CheckImages:
     """Images from all over the validation split; those that cannot be read are left out."""
     feed = session.scoring_feed
     assert isinstance(feed, LoadedFeed)
-    chosen = _spread(len(feed.loader.source("valid")), count)
+    chosen = _choose_evenly(len(feed.loader.source("valid")), count)
     pixels = feed.thumbnails(chosen)
     readable = [row for row in range(len(chosen)) if pixels[row].any()]
     if not readable:
         raise DataError("none of the validation images can be read")
     names = feed.names(np.array(chosen)[readable])
     data = session.config.data.data
-    source = f"{_count(len(readable), 'validation image')} of its data ({data})"
+    source = f"{format_plural(len(readable), 'validation image')} of its data ({data})"
     return CheckImages(pixels[readable], tuple(names), source)
 
 
 def _read_embedded(session: Session, count: int, why: str) -> CheckImages:
     source, size = open_embedded("valid"), session.preprocessing.image_size
     transform = build_transform(session.preprocessing.transform)
-    chosen = _spread(len(source), count)
+    chosen = _choose_evenly(len(source), count)
     pixels = np.zeros((len(chosen), size, size, 3), np.uint8)
     for row, index in enumerate(chosen):
         transform.apply_evaluation(source.read(index), pixels[row])
     names = tuple(source.name(index) for index in chosen)
     come = "comes" if len(chosen) == 1 else "come"
-    words = f"{_count(len(chosen))} that {come} with Phalanx ({why})"
+    words = f"{format_plural(len(chosen), 'image')} that {come} with Phalanx ({why})"
     return CheckImages(pixels, names, words)
 
 
-def _spread(images: int, count: int) -> list[int]:
-    """So many places, evenly over all of them: sets are often sorted by class."""
+def _choose_evenly(images: int, count: int) -> list[int]:
+    """So many indices, evenly over all images: sets are often sorted by class."""
     return np.linspace(0, images - 1, min(count, images)).astype(int).tolist()
-
-
-def _count(number: int, noun: str = "image") -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

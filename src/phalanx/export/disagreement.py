@@ -16,7 +16,7 @@ from phalanx.export.network import copy_network
 from phalanx.export.parity import ParityCase
 from phalanx.models.units import UnitModel
 
-_APART = 0.01  # of a unit's largest value, which is far from rounding
+_LEAST_DIFFERENCE = 0.01  # of a unit's largest value, which is far from rounding
 _SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules it lies in, outermost first
 _Outputs = Mapping[str, NDArray[Any]]
 
@@ -38,18 +38,18 @@ def explain_disagreement(
         in_32_bits = _run_units(folded, images)
         prepared = network.prepare(torch.from_numpy(np.ascontiguousarray(given)))
         ours = _run_units(network.model, prepared)
-    unit = _find_first(expected, in_32_bits)
+    unit = _find_first_difference(expected, in_32_bits)
     if unit:  # in 32 bits already: no type of weights helps
         return (
             f"{unit} is the first unit to differ, with folded norms; use --format safetensors, "
             "which keeps them"
         )
-    unit = _find_first(in_32_bits, ours)
+    unit = _find_first_difference(in_32_bits, ours)
     if unit:
         return f"{unit} is the first unit to differ, in {dtype}; {way_out}"
     if draft.onnx is None:
         return f"every unit agrees before the file is written; {way_out}"
-    unit = _find_first(ours, _run_onnx_units(draft.onnx, network.model, given))
+    unit = _find_first_difference(ours, _run_onnx_units(draft.onnx, network.model, given))
     return f"{unit} is the first unit to differ in the file; {way_out}" if unit else way_out
 
 
@@ -64,14 +64,14 @@ def _run_units(model: UnitModel, x: Tensor) -> dict[str, NDArray[Any]]:
     return found
 
 
-def _find_first(expected: _Outputs, found: _Outputs) -> str:
+def _find_first_difference(expected: _Outputs, found: _Outputs) -> str:
     """The first unit that is clearly not what it should be; empty where all are."""
     for unit, wanted in expected.items():
         if unit not in found:
             continue
         largest = max(float(np.abs(wanted).max()), 1e-6)
-        apart = np.abs(found[unit].astype(np.float32) - wanted)
-        if not np.isfinite(apart).all() or apart.max() > _APART * largest:
+        difference = np.abs(found[unit].astype(np.float32) - wanted)
+        if not np.isfinite(difference).all() or difference.max() > _LEAST_DIFFERENCE * largest:
             return unit
     return ""
 

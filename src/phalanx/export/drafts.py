@@ -10,9 +10,9 @@ from phalanx.export.metadata import ModelMetadata
 from phalanx.export.network import ExportNetwork, copy_network
 from phalanx.export.onnx_file import build_onnx, make_example, open_onnx, serialise_onnx
 from phalanx.export.parity import Runner
-from phalanx.export.timm_config import write_timm_config
+from phalanx.export.timm_config import format_timm_config
 from phalanx.export.torch_program import open_program, serialise_program
-from phalanx.export.triton_config import LABELS, write_labels, write_triton_config
+from phalanx.export.triton_config import LABELS, format_labels, format_triton_config
 from phalanx.export.weights_file import import_timm, open_timm, open_weights, serialise_weights
 from phalanx.plan.model import build_variant
 
@@ -24,7 +24,7 @@ _NO_TIMM = (
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """An export that is not yet at its place."""
+    """An export that is not yet at its destination."""
 
     files: Mapping[str, str | bytes]  # by their paths in it; of a format with one file, that
     open: Callable[[Path], Runner]  # from the folder they were written to
@@ -33,7 +33,7 @@ class Draft:
     notes: tuple[str, ...] = ()  # of what could not be checked
 
 
-def _draft_onnx(session: Session, metadata: ModelMetadata, file: str, _: int) -> Draft:
+def _build_onnx_draft(session: Session, metadata: ModelMetadata, file: str, _: int) -> Draft:
     network = ExportNetwork(copy_network(session), metadata, fold=True)
     model = build_onnx(network, metadata)
     return Draft(
@@ -44,7 +44,7 @@ def _draft_onnx(session: Session, metadata: ModelMetadata, file: str, _: int) ->
     )
 
 
-def _draft_pt2(session: Session, metadata: ModelMetadata, file: str, _: int) -> Draft:
+def _build_pt2_draft(session: Session, metadata: ModelMetadata, file: str, _: int) -> Draft:
     network = ExportNetwork(copy_network(session), metadata, fold=True)
     return Draft(
         files={file: serialise_program(network, metadata)},
@@ -53,14 +53,14 @@ def _draft_pt2(session: Session, metadata: ModelMetadata, file: str, _: int) -> 
     )
 
 
-def _draft_safetensors(session: Session, metadata: ModelMetadata, file: str, _: int) -> Draft:
+def _build_safetensors_draft(session: Session, metadata: ModelMetadata, file: str, _: int) -> Draft:
     return Draft(
         files={file: _serialise_session(session, metadata)},
         open=lambda folder: open_weights(folder / file, copy_network(session), metadata),
     )
 
 
-def _draft_timm(session: Session, metadata: ModelMetadata, _: str, __: int) -> Draft:
+def _build_timm_draft(session: Session, metadata: ModelMetadata, _: str, __: int) -> Draft:
     file, timm = "model.safetensors", import_timm()
 
     def open_folder(folder: Path) -> Runner:
@@ -70,7 +70,7 @@ def _draft_timm(session: Session, metadata: ModelMetadata, _: str, __: int) -> D
 
     return Draft(
         files={
-            "config.json": write_timm_config(build_variant(session.config), metadata),
+            "config.json": format_timm_config(build_variant(session.config), metadata),
             file: _serialise_session(session, metadata),
         },
         open=open_folder,
@@ -78,13 +78,13 @@ def _draft_timm(session: Session, metadata: ModelMetadata, _: str, __: int) -> D
     )
 
 
-def _draft_triton(session: Session, metadata: ModelMetadata, _: str, max_batch: int) -> Draft:
-    inner = _draft_onnx(session, metadata, "1/model.onnx", max_batch)
+def _build_triton_draft(session: Session, metadata: ModelMetadata, _: str, max_batch: int) -> Draft:
+    inner = _build_onnx_draft(session, metadata, "1/model.onnx", max_batch)
     assert inner.network is not None
     outputs = inner.network(make_example(metadata))
     map_shape = tuple(outputs[1].shape[1:]) if metadata.has_activation_map else None
-    config = write_triton_config(metadata, max_batch=max_batch, map_shape=map_shape)
-    own = {"config.pbtxt": config, LABELS: write_labels(metadata)}
+    config = format_triton_config(metadata, max_batch=max_batch, map_shape=map_shape)
+    own = {"config.pbtxt": config, LABELS: format_labels(metadata)}
     return replace(inner, files={**inner.files, **own})
 
 
@@ -94,10 +94,10 @@ def _serialise_session(session: Session, metadata: ModelMetadata) -> bytes:
 
 
 # of a session's model with its metadata, under a name, for batches of that size at most
-DRAFTS: dict[str, Callable[[Session, ModelMetadata, str, int], Draft]] = {
-    "onnx": _draft_onnx,
-    "pt2": _draft_pt2,
-    "safetensors": _draft_safetensors,
-    "timm": _draft_timm,
-    "triton": _draft_triton,
+DRAFT_BUILDERS: dict[str, Callable[[Session, ModelMetadata, str, int], Draft]] = {
+    "onnx": _build_onnx_draft,
+    "pt2": _build_pt2_draft,
+    "safetensors": _build_safetensors_draft,
+    "timm": _build_timm_draft,
+    "triton": _build_triton_draft,
 }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from phalanx.export.metadata import METADATA_KEY, PT2_METADATA
 
-_BEGINNINGS = {  # the first bytes of files that people take for a model's
+_MAGIC_BYTES = {  # the first bytes of files that people take for a model's
     b"PK\x03\x04": "a zip archive, as torch's .pth and .pt2 files are",
     b"\x80": "a pickle, as older .pth files are",
     b"\xff\xd8\xff": "a JPEG image",
@@ -29,9 +29,9 @@ _SUFFIXES = {
 }
 
 
-def find_kind(first: bytes) -> str:
+def describe_magic_bytes(first: bytes) -> str:
     """What a file is that begins with these bytes; empty where they do not tell."""
-    return next((what for start, what in _BEGINNINGS.items() if first.startswith(start)), "")
+    return next((what for start, what in _MAGIC_BYTES.items() if first.startswith(start)), "")
 
 
 def describe_file(path: Path) -> str:
@@ -43,7 +43,9 @@ def describe_file(path: Path) -> str:
         return f"cannot be read: {error.strerror}"
     if not first:
         return "it is empty"
-    return find_kind(first) or _SUFFIXES.get(path.suffix, f"it begins with {first[:8]!r}")
+    return describe_magic_bytes(first) or _SUFFIXES.get(
+        path.suffix, f"it begins with {first[:8]!r}"
+    )
 
 
 def is_own_export(path: Path) -> bool:

@@ -96,7 +96,7 @@ def _find_newer_format(text: str) -> int:
     return found if isinstance(found, int) and found > METADATA_FORMAT else 0
 
 
-def refuse_name(name: str) -> None:
+def check_model_name(name: str) -> None:
     """Raise for a name of a model that addresses and files cannot have in them."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
@@ -105,6 +105,6 @@ def refuse_name(name: str) -> None:
         )
 
 
-def make_name(text: str) -> str:
+def make_model_name(text: str) -> str:
     """A name of a model from any text; empty where nothing of it can be in a name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:_LONGEST_NAME]

@@ -22,7 +22,7 @@ from phalanx.config.schema import Config
 from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS
 from phalanx.errors import CheckpointError, ConfigError, suggest
 from phalanx.export.file_kind import describe_file
-from phalanx.export.metadata import WeightsKind, make_name, refuse_name
+from phalanx.export.metadata import WeightsKind, check_model_name, make_model_name
 from phalanx.export.timm_config import refuse_unknown_to_timm
 from phalanx.plan.model import build_variant
 from phalanx.report.folder import is_run_folder
@@ -160,7 +160,7 @@ class ExportOptions:
                 "input; leave the option out, or use --format onnx"
             )
         if self.name is not None:
-            refuse_name(self.name)
+            check_model_name(self.name)
 
     @property
     def kind(self) -> _ExportFormat:
@@ -177,7 +177,7 @@ class ExportOptions:
                 "pip install 'phalanx[export]'"
             )
 
-    def refuse_unsuited(self, source: ExportSource) -> None:
+    def refuse_unsupported(self, source: ExportSource) -> None:
         """Raise where the format cannot hold the model."""
         if self.format == "timm":
             config = source.config
@@ -189,7 +189,7 @@ class ExportOptions:
 
     def choose_name(self, source: ExportSource) -> str:
         """What the model is called: as asked, else as its run, in characters of an address."""
-        return self.name or make_name(source.name) or "model"
+        return self.name or make_model_name(source.name) or "model"
 
     def choose_path(self, source: ExportSource) -> Path:
         """Where the export goes: the file, or the folder of a format that is one."""
@@ -272,10 +272,10 @@ def read_export_source(
             + of_model * (path.suffix in _WEIGHT_SUFFIXES)
         )
     refuse_no_path(target)
-    return ExportSource(read_weights(path, given, wanted=wanted, averaged=averaged))
+    return ExportSource(read_scorable_checkpoint(path, given, wanted=wanted, averaged=averaged))
 
 
-def read_weights(
+def read_scorable_checkpoint(
     path: Path, flags: Mapping[str, str], *, wanted: str | None = None, averaged: bool = False
 ) -> ScorableCheckpoint:
     """The checkpoint that a path stands for, or its averaged weights."""

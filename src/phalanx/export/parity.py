@@ -53,7 +53,7 @@ class RunFailed(Exception):
     """An exported model that its own runtime refuses to run, and what that says."""
 
 
-class _Parted(Exception):
+class _Disagreement(Exception):
     """The two do not agree; what is said of it, and at which image."""
 
     def __init__(self, what: str, row: int) -> None:
@@ -82,13 +82,13 @@ def check_parity(
 ) -> ParityReport:
     """How an export compares on all images, in batches of one, of two and of the largest size.
 
-    explain: given an image's place, where in the network the two part and what to do, in words.
+    explain: given an image's index, where in the network the two part and what to do, in words.
     Raises CheckpointError where they do.
     """
-    comparison, inputs = _Agreement(case, dtype=dtype), case.inputs
+    comparison, inputs = _ParityComparison(case, dtype=dtype), case.inputs
     sizes = (*_SMALL_BATCHES, max_batch) if max_batch > 2 else _SMALL_BATCHES[:max_batch]
     for size in sizes:
-        for rows in _cut(len(inputs), size, every=size == max_batch):
+        for rows in _split_into_batches(len(inputs), size, every=size == max_batch):
             try:
                 found = exported(np.ascontiguousarray(inputs[rows]))
                 comparison.compare(found, rows)
@@ -96,9 +96,9 @@ def check_parity(
                 raise CheckpointError(
                     f"the export cannot run a batch of {size}, so nothing was written: {failed}"
                 ) from None
-            except _Parted as parted:
-                what = f"in a batch of {size}, {parted}"
-                raise _refuse(case, what, explain(parted.row)) from None
+            except _Disagreement as disagreement:
+                what = f"in a batch of {size}, {disagreement}"
+                raise _refuse(case, what, explain(disagreement.row)) from None
     may_change = int(_MAY_CHANGE[dtype] * len(inputs))
     if len(comparison.changed) > may_change:
         row, words = next(iter(comparison.changed.items()))
@@ -122,14 +122,14 @@ def _refuse(case: ParityCase, what: str, where: str) -> CheckpointError:
     )
 
 
-def _cut(images: int, size: int, *, every: bool) -> Iterator[NDArray[np.int64]]:
-    """Places of images, batch by batch; a last batch that is too short begins again."""
+def _split_into_batches(images: int, size: int, *, every: bool) -> Iterator[NDArray[np.int64]]:
+    """Indices of images, batch by batch; a last batch that is too short begins again."""
     count = images if every else min(images, max(_IMAGES_IN_SMALL_BATCHES, size))
     for first in range(0, count, size):
         yield np.arange(first, first + size) % images
 
 
-class _Agreement:
+class _ParityComparison:
     """What came of all batches so far."""
 
     def __init__(self, case: ParityCase, *, dtype: str) -> None:
@@ -143,11 +143,11 @@ class _Agreement:
         self.changed: dict[int, str] = {}  # images with another likeliest class, and which
 
     def compare(self, found: _Outputs, rows: NDArray[np.int64]) -> None:
-        """Compare one batch; raises _Parted."""
+        """Compare one batch; raises _Disagreement."""
         expected = tuple(part[rows] for part in self._expected)
         for part, wanted in zip(found, expected, strict=True):
             if part.shape != wanted.shape:
-                raise _Parted(
+                raise _Disagreement(
                     f"the output has shape {list(part.shape)} instead of {list(wanted.shape)}", 0
                 )
         self._compare_logits(found[0], expected[0], rows)
@@ -158,14 +158,14 @@ class _Agreement:
     def _compare_logits(
         self, found: NDArray[np.float32], wanted: NDArray[np.float32], rows: NDArray[np.int64]
     ) -> None:
-        apart = np.where(np.isfinite(found), np.abs(found - wanted), np.inf)
-        self.largest_difference = max(self.largest_difference, float(apart.max()))
-        row, label = np.unravel_index(apart.argmax(), apart.shape)
-        if apart[row, label] > self.allowed:
-            raise _Parted(
+        difference = np.where(np.isfinite(found), np.abs(found - wanted), np.inf)
+        self.largest_difference = max(self.largest_difference, float(difference.max()))
+        row, label = np.unravel_index(difference.argmax(), difference.shape)
+        if difference[row, label] > self.allowed:
+            raise _Disagreement(
                 f"{self._images.names[rows[row]]} gets {found[row, label]:.5g} for "
                 f"{self._classes[label]} instead of {wanted[row, label]:.5g} (differs by "
-                f"{apart[row, label]:.2g}, allowed are {self.allowed:.2g})",
+                f"{difference[row, label]:.2g}, allowed are {self.allowed:.2g})",
                 int(rows[row]),
             )
         # since both are within what is allowed, the model itself holds the two for twice that close
@@ -183,11 +183,11 @@ class _Agreement:
     ) -> None:
         if not len(rows):
             return
-        apart = np.where(np.isfinite(found), np.abs(found - wanted), np.inf).max((1, 2))
+        difference = np.where(np.isfinite(found), np.abs(found - wanted), np.inf).max((1, 2))
         largest = np.abs(wanted).max()
-        if apart.max() > max(self.allowed, self._rounding * largest):
-            row = int(apart.argmax())
+        if difference.max() > max(self.allowed, self._rounding * largest):
+            row = int(difference.argmax())
             name = self._images.names[rows[row]]
-            raise _Parted(
-                f"the activation map of {name} differs by {apart[row]:.2g}", int(rows[row])
+            raise _Disagreement(
+                f"the activation map of {name} differs by {difference[row]:.2g}", int(rows[row])
             )

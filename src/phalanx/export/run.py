@@ -16,23 +16,23 @@ from phalanx.assemble.session import Session
 from phalanx.config.read import Settings
 from phalanx.data.loading.image_inputs import NamedImage
 from phalanx.errors import CheckpointError
-from phalanx.export.card import write_card
+from phalanx.export.card import render_card
 from phalanx.export.check_images import CheckImages, choose_check_images
+from phalanx.export.destination import (
+    CARD,
+    choose_card_path,
+    move_file,
+    move_folder,
+    refuse_existing,
+    staging_folder,
+    write_file,
+)
 from phalanx.export.disagreement import explain_disagreement
-from phalanx.export.drafts import DRAFTS, Draft
+from phalanx.export.drafts import DRAFT_BUILDERS, Draft
 from phalanx.export.metadata import ModelMetadata
 from phalanx.export.network import ExportNetwork, copy_network, find_head
 from phalanx.export.options import ExportOptions, ExportSource
 from phalanx.export.parity import ParityCase, ParityReport, RunFailed, Runner, check_parity
-from phalanx.export.place import (
-    CARD,
-    choose_card,
-    move_file,
-    move_folder,
-    refuse_taken,
-    staging_folder,
-    write_file,
-)
 from phalanx.models.units import to_unit_model
 
 _FLIP_NOTE = (
@@ -77,14 +77,14 @@ def export_model(
     images: to check it on, else those of its data; needs_data: that data must be there.
     """
     path, files = options.choose_path(source), options.kind.files
-    options.refuse_unsuited(source)
-    refuse_taken(path, files)
+    options.refuse_unsupported(source)
+    refuse_existing(path, files)
     with _open_source(source) as session, staging_folder(path) as stage:
-        metadata = _describe_model(session, source, options)
-        draft = DRAFTS[options.format](session, metadata, path.name, options.max_batch)
+        metadata = _build_metadata(session, source, options)
+        draft = DRAFT_BUILDERS[options.format](session, metadata, path.name, options.max_batch)
         for name, content in draft.files.items():
             write_file(stage / name, content)
-        case = _compute_case(
+        case = _build_parity_case(
             session,
             metadata,
             choose_check_images(session, images, count=options.check_images, needs_data=needs_data),
@@ -96,7 +96,7 @@ def export_model(
             max_batch=options.max_batch,
             explain=partial(explain_disagreement, session, draft, case, metadata.dtype),
         )
-        text = write_card(
+        text = render_card(
             session,
             source,
             metadata,
@@ -107,8 +107,8 @@ def export_model(
         )
         size = sum(file.stat().st_size for file in stage.rglob("*") if file.is_file())
         write_file(stage / CARD, text)
-        refuse_taken(path, files)  # the check takes a while, in which others may have written
-        card = path / CARD if files else choose_card(path)
+        refuse_existing(path, files)  # the check takes a while, in which others may have written
+        card = path / CARD if files else choose_card_path(path)
         if files:
             move_folder(stage, path)
         else:
@@ -131,7 +131,7 @@ def _open_source(source: ExportSource) -> Session:
     return open_checkpoint(source.target)
 
 
-def _describe_model(
+def _build_metadata(
     session: Session, source: ExportSource, options: ExportOptions
 ) -> ModelMetadata:
     """What the export says of itself."""
@@ -173,7 +173,9 @@ def _open_draft(draft: Draft, stage: Path) -> Runner:
         ) from None
 
 
-def _compute_case(session: Session, metadata: ModelMetadata, images: CheckImages) -> ParityCase:
+def _build_parity_case(
+    session: Session, metadata: ModelMetadata, images: CheckImages
+) -> ParityCase:
     """What the model itself says of the images: its own modules, norms and all."""
     tensors = session.normaliser(images.pixels)
     model = session.find_scoring_model()

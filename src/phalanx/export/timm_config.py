@@ -26,7 +26,7 @@ _TIMM_EPS, _TIMM_GROUPS = 1e-5, 32
 _EXPAND_RATIO = 6
 
 
-def write_timm_config(variant: Variant, metadata: ModelMetadata) -> str:
+def format_timm_config(variant: Variant, metadata: ModelMetadata) -> str:
     """The text of config.json, for a network that timm has."""
     assert isinstance(variant, ResNetVariant | EfficientNetVariant)
     if isinstance(variant, ResNetVariant):

@@ -12,7 +12,7 @@ from phalanx.export.onnx_file import make_example, quiet_exporters, trace_errors
 from phalanx.export.parity import Runner
 from phalanx.export.weights_file import run_torch
 
-_PLACES = ("stack_trace", "nn_module_stack_trace", "source_fn_stack")  # of this machine's files
+_PATH_KEYS = ("stack_trace", "nn_module_stack_trace", "source_fn_stack")  # of this machine's files
 
 
 def serialise_program(network: ExportNetwork, metadata: ModelMetadata) -> bytes:
@@ -23,7 +23,7 @@ def serialise_program(network: ExportNetwork, metadata: ModelMetadata) -> bytes:
         )
     with quiet_exporters():
         for node in program.graph.nodes:
-            for key in _PLACES:
+            for key in _PATH_KEYS:
                 node.meta.pop(key, None)
         content = io.BytesIO()
         torch.export.save(program, content, extra_files={PT2_METADATA: metadata.model_dump_json()})

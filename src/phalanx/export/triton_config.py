@@ -9,7 +9,7 @@ _QUEUE_DELAY_US = 500  # that requests wait for others to share a batch with
 _INDENT = "  "
 
 
-def write_triton_config(
+def format_triton_config(
     metadata: ModelMetadata, *, max_batch: int, map_shape: tuple[int, ...] | None
 ) -> str:
     """The text of config.pbtxt: input and outputs, and batches made from several requests.
@@ -17,11 +17,11 @@ def write_triton_config(
     map_shape: of the activation map of one image, where there is one.
     """
     kind = "TYPE_UINT8" if metadata.input == "image" else "TYPE_FP32"
-    tensors = [_write_tensor("input", metadata.input_name, kind, metadata.input_shape)]
+    tensors = [_format_tensor("input", metadata.input_name, kind, metadata.input_shape)]
     logits = (len(metadata.classes),)
-    tensors.append(_write_tensor("output", LOGITS, "TYPE_FP32", logits, labels=LABELS))
+    tensors.append(_format_tensor("output", LOGITS, "TYPE_FP32", logits, labels=LABELS))
     if map_shape is not None:
-        tensors.append(_write_tensor("output", ACTIVATION_MAP, "TYPE_FP32", map_shape))
+        tensors.append(_format_tensor("output", ACTIVATION_MAP, "TYPE_FP32", map_shape))
     batching = f"dynamic_batching {{\n  max_queue_delay_microseconds: {_QUEUE_DELAY_US}\n}}"
     head = [
         f'name: "{metadata.name}"',
@@ -37,7 +37,7 @@ def write_triton_config(
     return "\n".join([*head, *tensors, batching, parameter]) + "\n"
 
 
-def _write_tensor(
+def _format_tensor(
     role: str, name: str, kind: str, shape: tuple[int, ...], *, labels: str = ""
 ) -> str:
     """One input or output, without the batch."""
@@ -46,6 +46,6 @@ def _write_tensor(
     return "\n".join([f"{role} {{", *(f"{_INDENT}{line}" for line in lines), "}"])
 
 
-def write_labels(metadata: ModelMetadata) -> str:
+def format_labels(metadata: ModelMetadata) -> str:
     """One class per line, in the order of the logits."""
     return "".join(f"{' '.join(name.split())}\n" for name in metadata.classes)

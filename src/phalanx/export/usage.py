@@ -136,7 +136,7 @@ def describe_usage(metadata: ModelMetadata, form: str, file: str) -> str:
 def _describe_onnx(metadata: ModelMetadata, file: str) -> list[str]:
     return [
         f"With `pip install onnxruntime Pillow`, in the folder of `{file}`:",
-        _write_python(_ONNX, metadata, file),
+        _format_program(_ONNX, metadata, file),
         _describe_tensors(metadata),
         f"`phalanx serve {file}` answers over HTTP.",
     ]
@@ -145,7 +145,7 @@ def _describe_onnx(metadata: ModelMetadata, file: str) -> list[str]:
 def _describe_pt2(metadata: ModelMetadata, file: str) -> list[str]:
     return [
         f"With torch and Pillow, in the folder of `{file}`:",
-        _write_python(_PT2, metadata, file),
+        _format_program(_PT2, metadata, file),
         _describe_tensors(metadata),
     ]
 
@@ -155,7 +155,7 @@ def _describe_triton(metadata: ModelMetadata, file: str) -> list[str]:
         "This folder is one model of a repository, which is the folder around it:",
         "```sh\ntritonserver --model-repository=..\n```",
         "With `pip install tritonclient[http] Pillow`, in this folder:",
-        _write_python(_TRITON, metadata, file),
+        _format_program(_TRITON, metadata, file),
         _describe_tensors(metadata),
     ]
 
@@ -179,7 +179,7 @@ def _describe_safetensors(metadata: ModelMetadata, file: str) -> list[str]:
         f"```sh\nphalanx train --model {metadata.model} --init-weights {file}\n```",
         "Images are prepared like this:",
         f"```python\nimport numpy as np\nfrom PIL import Image, ImageOps\n\n\n"
-        f"{_write_preparation(metadata)}```",
+        f"{_format_preparation(metadata)}```",
     ]
 
 
@@ -211,10 +211,10 @@ def _describe_tensors(metadata: ModelMetadata) -> str:
     return "\n".join(rows)
 
 
-def _write_python(template: str, metadata: ModelMetadata, file: str) -> str:
+def _format_program(template: str, metadata: ModelMetadata, file: str) -> str:
     """A program as a block of Markdown."""
     values = {
-        "@PREPARE@": _write_preparation(metadata),
+        "@PREPARE@": _format_preparation(metadata),
         "@INPUT@": metadata.input_name,
         "@KIND@": "UINT8" if metadata.input == "image" else "FP32",
         "@NAME@": metadata.name,
@@ -225,7 +225,7 @@ def _write_python(template: str, metadata: ModelMetadata, file: str) -> str:
     return f"```python\n{template}```"
 
 
-def _write_preparation(metadata: ModelMetadata) -> str:
+def _format_preparation(metadata: ModelMetadata) -> str:
     """Functions that make the model's input from a file, with Pillow and numpy alone."""
     how = metadata.preprocessing
     size, values = how.image_size, {"mean": list(how.mean), "std": list(how.std)}

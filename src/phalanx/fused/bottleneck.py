@@ -6,7 +6,7 @@ pass neither stores nor reads the convolution's output. The 3x3 convolution is c
 
 Of two consecutive blocks, the upper one writes the gradient of its input already masked by the
 lower one's ReLU, with its column sums, which the lower one needs next. The sums are passed as the
-gradient of a `_Gate`'s ticket.
+gradient of a `_Gate`'s carrier.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from torch.autograd.function import once_differentiable
 
 from phalanx.fused.conv_norm import convolve, convolve_back
 from phalanx.fused.half_copies import to_half
-from phalanx.fused.suited import UnitNotFused, check_batch_norm, check_conv, check_types
-from phalanx.fused.unit import fit_linear, without_autocast
+from phalanx.fused.module_checks import UnitNotFused, check_batch_norm, check_conv, check_types
+from phalanx.fused.unit import cast_for_linear, without_autocast
 from phalanx.kernels.batch_norm import (
     NONE,
     RELU,
@@ -34,7 +34,7 @@ from phalanx.kernels.batch_norm import (
     reduce_norm,
 )
 from phalanx.kernels.choices import CHOICES
-from phalanx.kernels.image_layout import is_spread, to_image
+from phalanx.kernels.image_layout import is_expanded, to_image
 from phalanx.models.layers import Dropout, GlobalAvgPool
 from phalanx.models.resnet import Bottleneck
 from phalanx.models.units import FusedUnit
@@ -62,10 +62,10 @@ _WIDEST_GRAM = 512  # channels; beyond, a shortcut's Gram matrix costs more than
 
 
 class _Gate(NamedTuple):
-    """The mask of a block's ReLU as bits, and the ticket whose gradient brings back the sums."""
+    """The mask of a block's ReLU as bits, and the carrier whose gradient brings back the sums."""
 
     bits: Tensor
-    ticket: Tensor  # [C]; its values are meaningless
+    carrier: Tensor  # [C]; its values are meaningless
 
 
 class _NormedConv(NamedTuple):
@@ -105,7 +105,7 @@ class _NormedConv(NamedTuple):
 
     def convolve_back(self, dy: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
         """The gradients of the input and of the weight."""
-        return convolve_back(dy, x, self.weight, self.conv, wanted=True)
+        return convolve_back(dy, x, self.weight, self.conv, needs_input_grad=True)
 
 
 class _Folded(NamedTuple):
@@ -124,17 +124,17 @@ class _BottleneckLayers:
     first: _NormedConv
     middle: _NormedConv
     last: _NormedConv
-    short: _NormedConv | None
+    shortcut: _NormedConv | None
 
     @property
     def pairs(self) -> list[_NormedConv]:
         """All of them."""
-        return [self.first, self.middle, self.last, *([self.short] if self.short else [])]
+        return [self.first, self.middle, self.last, *([self.shortcut] if self.shortcut else [])]
 
     @property
-    def folds_short(self) -> bool:
+    def folds_shortcut(self) -> bool:
         """Whether the shortcut's norm is folded: known before its convolution."""
-        return self.short is not None and self.short.conv.in_channels <= _WIDEST_GRAM
+        return self.shortcut is not None and self.shortcut.conv.in_channels <= _WIDEST_GRAM
 
 
 # --- forward ---
@@ -152,10 +152,10 @@ def _run_first(pair: _NormedConv, x: Tensor) -> tuple[Tensor, Tensor]:
         a = pair.convolve(x)
         return a, norm_vectors(a, pair.affine, running, *pair.numbers)
 
-    ways = {"joined": joined, "separate": separate}
+    implementations = {"joined": joined, "separate": separate}
     key = f"first convolution {list(x.shape)} {len(pair.weight)} {x.dtype}"
-    measured = {name: partial(way, []) for name, way in ways.items()}
-    return ways[CHOICES.choose_name(key, measured)](pair.running)
+    timed = {name: partial(run, []) for name, run in implementations.items()}
+    return implementations[CHOICES.choose_name(key, timed)](pair.running)
 
 
 def _fold(pair: _NormedConv, x: Tensor, v: Tensor | None) -> _Folded:
@@ -172,12 +172,12 @@ def _fold(pair: _NormedConv, x: Tensor, v: Tensor | None) -> _Folded:
     return _Folded(kept, sums, t, vectors)
 
 
-def _run_short(layers: _BottleneckLayers, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _run_shortcut(layers: _BottleneckLayers, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The shortcut's output, and what its backward pass needs."""
-    pair = layers.short
+    pair = layers.shortcut
     if pair is None:
         return x, ()
-    if layers.folds_short:
+    if layers.folds_shortcut:
         folded = _fold(pair, x, None)
         return conv_norm(folded.x, pair.matrix, folded.v), folded
     stride = pair.conv.stride[0]
@@ -195,21 +195,20 @@ def _fold_back(
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Gradients of a convolution's weight and norm, and the arguments of `input_gradient`."""
     x, sums, t, v = folded
-    raw, count = weight_gradient(g, x), x.numel() // x.shape[1]
-    parts = [sums, pair.matrix, t]
+    raw, count, parts = weight_gradient(g, x), x.numel() // x.shape[1], [sums, pair.matrix, t]
     dw, wa, u = fold_gradient(raw, s, parts, v, count, pair.conv.weight.dtype)
     q, const = fold_input(pair.matrix, u)
     return (dw, u[0], u[1]), (g, wa, x, q, const)
 
 
-def _short_back(
+def _shortcut_back(
     layers: _BottleneckLayers, g: Tensor, s: Tensor, saved: tuple[Tensor, ...]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Gradients of the shortcut's input, subsampled if it is strided, and of its weights."""
-    pair = layers.short
+    pair = layers.shortcut
     if pair is None:
         return g, ()
-    if layers.folds_short:
+    if layers.folds_shortcut:
         grads, parts = _fold_back(pair, g, s, _Folded(*saved))
         return input_gradient(*parts), grads
     kept, d, v = saved
@@ -219,11 +218,11 @@ def _short_back(
     return dz, (weight_gradient(dd, kept), u[0], u[1])
 
 
-def _pass_gate(dy: Tensor, s: Tensor | None, bits: Tensor) -> tuple[Tensor, Tensor]:
+def _apply_gate(dy: Tensor, s: Tensor | None, bits: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient masked by the block's ReLU, and its sums; the block above may have made both."""
     if s is not None and getattr(s, "summed", None) is dy:
         return dy, s
-    if not is_spread(dy):
+    if not is_expanded(dy):
         dy = dy.contiguous(memory_format=torch.channels_last)
     return mask_gradient(dy, bits)
 
@@ -237,34 +236,34 @@ class _BottleneckFunction(torch.autograd.Function):
         layers: _BottleneckLayers,
         x: Tensor,
         bits: Tensor | None,
-        ticket: Tensor | None,
+        carrier: Tensor | None,
         *weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The block's output, its bits and its ticket; the arguments are those of x."""
+        """The block's output, its bits and its carrier; the arguments are those of x."""
         a, v1 = _run_first(layers.first, x)
         a1 = apply_norm(a, v1, RELU)
         b = layers.middle.convolve(a1)
         v2 = norm_vectors(b, layers.middle.affine, layers.middle.running, *layers.middle.numbers)
-        residual, short = _run_short(layers, x)
+        residual, shortcut = _run_shortcut(layers, x)
         last = _fold(layers.last, b, v2)
         y, own_bits = conv_norm_relu(last.x, layers.last.matrix, last.v, residual)
-        own_ticket = x.new_empty(y.shape[1], dtype=torch.float32)
+        own_carrier = x.new_empty(y.shape[1], dtype=torch.float32)
         ctx.layers = layers
-        ctx.save_for_backward(x, bits, own_bits, a, v1, a1, b, v2, *last, *short)
+        ctx.save_for_backward(x, bits, own_bits, a, v1, a1, b, v2, *last, *shortcut)
         ctx.mark_non_differentiable(own_bits)
         ctx.set_materialize_grads(False)
-        return y, own_bits, own_ticket
+        return y, own_bits, own_carrier
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, _: Any, s: Tensor | None) -> tuple[Any, ...]:
-        """The gradients of the input, of its ticket and of the weights."""
+        """The gradients of the input, of its carrier and of the weights."""
         layers: _BottleneckLayers = ctx.layers
         if dy is None:
             return (None,) * (4 + 3 * len(layers.pairs))
         x, bits, own_bits, a, v1, a1, b, v2, *rest = ctx.saved_tensors
-        last, short = _Folded(*rest[:4]), tuple(rest[4:])
-        g, s = _pass_gate(dy, s, own_bits)
+        last, shortcut = _Folded(*rest[:4]), tuple(rest[4:])
+        g, s = _apply_gate(dy, s, own_bits)
         last_grads, parts = _fold_back(layers.last, g, s, last)
         g2, sums = input_gradient_gated(*parts, b, v2)
         u2 = finish_back(sums[:, None], v2, b.numel() // b.shape[1])
@@ -272,10 +271,10 @@ class _BottleneckFunction(torch.autograd.Function):
         da1, dw2 = layers.middle.convolve_back(db, a1)
         u1 = reduce_norm(da1, a, v1, RELU)
         da = apply_norm_back(da1, a, v1, u1, RELU)
-        dz, short_grads = _short_back(layers, g, s, short)
+        dz, shortcut_grads = _shortcut_back(layers, g, s, shortcut)
         dw1 = weight_gradient(da, x)
         dx, below = _input_back(layers.first, da, dz, bits)
-        grads = (dw1, u1[0], u1[1], dw2, u2[0], u2[1], *last_grads, *short_grads)
+        grads = (dw1, u1[0], u1[1], dw2, u2[0], u2[1], *last_grads, *shortcut_grads)
         return None, dx, None, below, *_shape_gradients(layers, grads)
 
 
@@ -335,10 +334,10 @@ class _BottleneckUnit:
             return self._block(x, noise)
         gate: _Gate | None = getattr(x, "gate", None)
         x = x.to(self._half).contiguous(memory_format=torch.channels_last)
-        first, middle, last, *short = [
+        first, middle, last, *shortcut = [
             _NormedConv(conv, to_half(conv.weight, self._half), norm) for conv, norm in self._pairs
         ]
-        layers = _BottleneckLayers(first, middle, last, short[0] if short else None)
+        layers = _BottleneckLayers(first, middle, last, shortcut[0] if shortcut else None)
         weights = _find_weights(layers.pairs)
         with without_autocast(x):
             y, *own = _BottleneckFunction.apply(layers, x, *(gate or (None, None)), *weights)
@@ -366,7 +365,8 @@ class _MeanHead:
 
     def __call__(self, x: Tensor, noise: Tensor | None) -> Tensor:
         """The logits."""
-        return self._linear(fit_linear(self._drop(_MeanFunction.apply(x), noise), self._linear))
+        pooled = self._drop(_MeanFunction.apply(x), noise)
+        return self._linear(cast_for_linear(pooled, self._linear))
 
 
 def build_mean_head(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:

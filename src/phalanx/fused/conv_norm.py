@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.fused.half_copies import to_half
-from phalanx.fused.suited import GROUP_NORMS, check_batch_norm, check_conv
+from phalanx.fused.module_checks import GROUP_NORMS, check_batch_norm, check_conv
 from phalanx.kernels.batch_norm import (
     apply_norm_back,
     norm_vectors,
@@ -155,18 +155,18 @@ class ConvNorm:
         return apply_norm_back(dy, a, v, u, activation, factor), self.norm.list_gradients(u)
 
     def conv_back(
-        self, da: Tensor, x: Tensor, weight: Tensor, *, wanted: bool = True
+        self, da: Tensor, x: Tensor, weight: Tensor, *, needs_input_grad: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Gradients of the convolution's input, if wanted, and of its weight."""
-        return convolve_back(da, x, weight, self.conv, wanted=wanted)
+        """Gradients of the convolution's input, if needed, and of its weight."""
+        return convolve_back(da, x, weight, self.conv, needs_input_grad=needs_input_grad)
 
 
-def find_conv_norm(conv: nn.Module, norm: nn.Module, half: torch.dtype) -> ConvNorm:
+def build_conv_norm(conv: nn.Module, norm: nn.Module, half: torch.dtype) -> ConvNorm:
     """The pair, if our kernels support it; else raises UnitNotFused."""
-    return ConvNorm(check_conv(conv), _find_norm(norm), half)
+    return ConvNorm(check_conv(conv), _build_norm_part(norm), half)
 
 
-def _find_norm(norm: nn.Module) -> _NormPart:
+def _build_norm_part(norm: nn.Module) -> _NormPart:
     """The norm in passes, if our kernels support it; else raises UnitNotFused."""
     if type(norm) in GROUP_NORMS:
         assert isinstance(norm, nn.GroupNorm)
@@ -185,16 +185,16 @@ def convolve(x: Tensor, weight: Tensor, conv: nn.Conv2d) -> Tensor:
 
 
 def convolve_back(
-    dy: Tensor, x: Tensor, weight: Tensor, conv: nn.Conv2d, *, wanted: bool
+    dy: Tensor, x: Tensor, weight: Tensor, conv: nn.Conv2d, *, needs_input_grad: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of a convolution's input, if wanted, and of its weight."""
+    """Gradients of a convolution's input, if needed, and of its weight."""
     shape = _find_shape(conv)
     if shape.groups > 1:
-        dx, dw = convolve_groups_back(dy, x, weight, shape, wanted=wanted)
+        dx, dw = convolve_groups_back(dy, x, weight, shape, needs_input_grad=needs_input_grad)
     else:
-        found = (False, [0, 0], 1, [wanted, True, False])
+        found = (False, [0, 0], 1, [needs_input_grad, True, False])
         dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, weight, None, *shape[:3], *found)
-    return dx.contiguous(memory_format=torch.channels_last) if wanted else dx, dw
+    return dx.contiguous(memory_format=torch.channels_last) if needs_input_grad else dx, dw
 
 
 def _find_shape(conv: nn.Conv2d) -> ConvShape:

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from phalanx.fused.bottleneck import build_folded_bottleneck, build_mean_head
-from phalanx.fused.efficientnet_ends import build_efficientnet_head, build_efficientnet_stem
+from phalanx.fused.efficientnet_stem_head import build_efficientnet_head, build_efficientnet_stem
 from phalanx.fused.mbconv_block import build_mbconv_block
+from phalanx.fused.module_checks import UnitNotFused, check_modules
 from phalanx.fused.residual import build_basic_block, build_bottleneck, build_residual_pair
 from phalanx.fused.stem import build_conv_pool, build_pooled_pair, build_stem, build_whitening
-from phalanx.fused.suited import UnitNotFused, check_modules
 from phalanx.kernels.gpu import find_gpu_problem
 from phalanx.models.airbench import PooledConvPair
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual
@@ -60,7 +60,7 @@ def fuse_units(model: UnitModel, half: torch.dtype, *, interpreted: bool = False
     return reasons
 
 
-def describe_left(reasons: Mapping[str, str], model: UnitModel) -> list[str]:
+def describe_unfused_units(reasons: Mapping[str, str], model: UnitModel) -> list[str]:
     """A line for the user if units keep their modules, with the reason for the first.
 
     Heads do not count: they are a small part of any network.

@@ -14,7 +14,7 @@ def cast_before_passes(model: UnitModel, half: torch.dtype) -> None:
     """Refresh the copies of fused units' weights before every training pass, by a hook."""
     paths = [path for unit in model.fused for path in model.units[unit]]
     modules = [layer for path in paths for layer in model.get_submodule(path).modules()]
-    weights, copies = attach_copies(modules, half)
+    weights, copies = attach_half_copies(modules, half)
 
     def refresh(model: nn.Module, _: object) -> None:
         if copies and model.training and torch.is_grad_enabled():
@@ -24,7 +24,7 @@ def cast_before_passes(model: UnitModel, half: torch.dtype) -> None:
     model.register_forward_pre_hook(refresh)
 
 
-def attach_copies(
+def attach_half_copies(
     modules: Iterable[nn.Module], half: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Attach a copy to each float32 weight of convolutions and linear layers; returns both."""

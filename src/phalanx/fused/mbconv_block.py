@@ -16,18 +16,18 @@ from torch import Tensor, nn
 
 from phalanx.fused.half_copies import to_half
 from phalanx.fused.mbconv_parts import (
-    BoundedUnit,
-    Kept,
+    NamedTensors,
+    SizeLimitedUnit,
     check_norm,
     check_square_conv,
+    find_norm_vectors,
     multiply,
-    take_statistics,
     to_gradients,
 )
-from phalanx.fused.suited import UnitNotFused, check_types
+from phalanx.fused.module_checks import UnitNotFused, check_types
 from phalanx.fused.unit import Gradients
 from phalanx.kernels.batch_norm import finish_back
-from phalanx.kernels.choices import CHOICES, Ways
+from phalanx.kernels.choices import CHOICES, Implementations
 from phalanx.kernels.image_layout import (
     count_rows,
     to_channels_last,
@@ -56,7 +56,7 @@ from phalanx.mbconv.squeeze_excite import (
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual, SqueezeExcite
 from phalanx.models.units import FusedUnit
 
-_KEPT = (
+_SAVED_NAMES = (
     *("x", "noise", "expand", "depthwise", "project"),
     *("raw", "v1", "d", "v2", "mean", "hidden", "gate", "gated", "p", "v3"),
 )
@@ -81,16 +81,16 @@ class _BlockLayers:
     def parameters(self) -> dict[str, Tensor]:
         """All parameters by the names that gradients have here."""
         reduce, widen = self.excite.conv_reduce, self.excite.conv_expand
-        found: dict[str, Any] = {}
+        parameters: dict[str, Any] = {}
         if self.expand is not None and self.expand_norm is not None:
-            found |= {"expand": self.expand.weight}
-            found |= {"norm1": self.expand_norm.weight, "bias1": self.expand_norm.bias}
-        found |= {"depthwise": self.depthwise.weight}
-        found |= {"norm2": self.depthwise_norm.weight, "bias2": self.depthwise_norm.bias}
-        found |= {"excite1": reduce.weight, "excite_bias1": reduce.bias}
-        found |= {"excite2": widen.weight, "excite_bias2": widen.bias}
-        found |= {"project": self.project.weight}
-        return found | {"norm3": self.project_norm.weight, "bias3": self.project_norm.bias}
+            parameters |= {"expand": self.expand.weight}
+            parameters |= {"norm1": self.expand_norm.weight, "bias1": self.expand_norm.bias}
+        parameters |= {"depthwise": self.depthwise.weight}
+        parameters |= {"norm2": self.depthwise_norm.weight, "bias2": self.depthwise_norm.bias}
+        parameters |= {"excite1": reduce.weight, "excite_bias1": reduce.bias}
+        parameters |= {"excite2": widen.weight, "excite_bias2": widen.bias}
+        parameters |= {"project": self.project.weight}
+        return parameters | {"norm3": self.project_norm.weight, "bias3": self.project_norm.bias}
 
     @property
     def excite_weights(self) -> list[Tensor]:
@@ -132,31 +132,31 @@ def _is_depthwise(conv: nn.Conv2d) -> bool:
     return conv.groups == conv.in_channels == conv.out_channels and sizes in _WINDOWS
 
 
-def _choose(part: str, conv: nn.Conv2d, x: Tensor, ways: Ways) -> Any:
+def _run_fastest(part: str, conv: nn.Conv2d, x: Tensor, implementations: Implementations) -> Any:
     """The result of the fastest, which is timed once per shape; off the GPU, of the first."""
-    if len(ways) == 1 or not x.is_cuda:
-        return next(iter(ways.values()))()
+    if len(implementations) == 1 or not x.is_cuda:
+        return next(iter(implementations.values()))()
     sizes = (*conv.weight.shape, *conv.stride, *x.shape)
-    return CHOICES.choose(f"mbconv {part} {sizes} {x.dtype}", ways)
+    return CHOICES.run_fastest(f"mbconv {part} {sizes} {x.dtype}", implementations)
 
 
-def _expand(conv: nn.Conv2d, kept: Kept) -> tuple[Tensor, Tensor]:
+def _expand(conv: nn.Conv2d, saved: NamedTensors) -> tuple[Tensor, Tensor]:
     """The expansion and its sums."""
-    x, weight = kept["x"], kept["expand"].flatten(1)
+    x, weight = saved["x"], saved["expand"].flatten(1)
 
     def apart() -> tuple[Tensor, Tensor]:
         raw = to_image(to_rows(x) @ weight.T, x)
         return raw, sum_channels(raw)
 
-    ways: dict[str, Any] = {"apart": apart}
+    implementations: dict[str, Any] = {"apart": apart}
     if can_expand(weight):
-        ways = {"own": lambda: expand(x, weight, False), **ways}
-    return _choose("expand", conv, x, ways)
+        implementations = {"own": lambda: expand(x, weight, False), **implementations}
+    return _run_fastest("expand", conv, x, implementations)
 
 
-def _convolve(conv: nn.Conv2d, kept: Kept) -> tuple[Tensor, Tensor]:
+def _convolve(conv: nn.Conv2d, saved: NamedTensors) -> tuple[Tensor, Tensor]:
     """The depthwise convolution and its sums."""
-    raw, v, weight = kept.get("raw", kept["x"]), kept.get("v1"), kept["depthwise"]
+    raw, v, weight = saved.get("raw", saved["x"]), saved.get("v1"), saved["depthwise"]
     stride, kernel = conv.stride[0], conv.kernel_size[0]
 
     def activate() -> Tensor:
@@ -169,60 +169,66 @@ def _convolve(conv: nn.Conv2d, kept: Kept) -> tuple[Tensor, Tensor]:
 
     if not _is_depthwise(conv):
         return by_cudnn()
-    ways: dict[str, Any] = {"own": lambda: convolve(activate(), weight, None, stride)}
+    implementations: dict[str, Any] = {"own": lambda: convolve(activate(), weight, None, stride)}
     if v is not None and kernel == 3:  # SiLU on load, a few times per value
         on_load = {"on the load": lambda: convolve(raw, weight, v, stride)}
-        ways = on_load | ways if stride == 2 else ways | on_load
-    return _choose("convolve", conv, raw, ways)
+        implementations = on_load | implementations if stride == 2 else implementations | on_load
+    return _run_fastest("convolve", conv, raw, implementations)
 
 
-def _forward(layers: _BlockLayers, kept: Kept) -> Tensor:
-    """The block's output; what backward needs is added to `kept`."""
+def _forward(layers: _BlockLayers, saved: NamedTensors) -> Tensor:
+    """The block's output; what backward needs is added to `saved`."""
     if layers.expand is not None and layers.expand_norm is not None:
-        kept["raw"], sums = _expand(layers.expand, kept)
-        kept["v1"] = take_statistics(layers.expand_norm, sums, kept["raw"])
-    d, sums = _convolve(layers.depthwise, kept)
-    v = take_statistics(layers.depthwise_norm, sums, d)
+        saved["raw"], sums = _expand(layers.expand, saved)
+        saved["v1"] = find_norm_vectors(layers.expand_norm, sums, saved["raw"])
+    d, sums = _convolve(layers.depthwise, saved)
+    v = find_norm_vectors(layers.depthwise_norm, sums, d)
     excited = excite(sum_images(d, v), layers.excite_weights, d.shape[2] * d.shape[3])
     gated = norm_silu(d, v, excited[2])
-    p = to_image(to_rows(gated) @ kept["project"].flatten(1).T, d)
-    v3 = take_statistics(layers.project_norm, sum_channels(p), p)
-    kept |= {"d": d, "v2": v, "gated": gated, "p": p, "v3": v3}
-    kept |= dict(zip(("mean", "hidden", "gate"), excited, strict=True))
-    return norm_add(p, v3, kept["x"] if layers.skips else None, kept.get("noise"), layers.rate)
+    p = to_image(to_rows(gated) @ saved["project"].flatten(1).T, d)
+    v3 = find_norm_vectors(layers.project_norm, sum_channels(p), p)
+    saved |= {"d": d, "v2": v, "gated": gated, "p": p, "v3": v3}
+    saved |= dict(zip(("mean", "hidden", "gate"), excited, strict=True))
+    return norm_add(p, v3, saved["x"] if layers.skips else None, saved.get("noise"), layers.rate)
 
 
-def _project_back(layers: _BlockLayers, kept: Kept, dy: Tensor, found: Kept) -> Tensor:
+def _project_back(
+    layers: _BlockLayers, saved: NamedTensors, dy: Tensor, gradients: NamedTensors
+) -> Tensor:
     """The gradient of squeeze-excite's output."""
-    p, noise = kept["p"], kept.get("noise")
+    p, noise = saved["p"], saved.get("noise")
     sums = sum_gradients(dy, p, noise, layers.rate)
-    u = finish_back(sums, kept["v3"], count_rows(p))
-    found["norm3"], found["bias3"] = u[:2]
+    u = finish_back(sums, saved["v3"], count_rows(p))
+    gradients["norm3"], gradients["bias3"] = u[:2]
     dp = to_rows(norm_add_back(dy, p, u, noise, layers.rate))
-    found["project"] = multiply(dp.T, to_rows(kept["gated"]))
-    return to_image(dp @ kept["project"].flatten(1), p)
+    gradients["project"] = multiply(dp.T, to_rows(saved["gated"]))
+    return to_image(dp @ saved["project"].flatten(1), p)
 
 
-def _excite_back(layers: _BlockLayers, kept: Kept, dt: Tensor, found: Kept) -> Tensor:
+def _excite_back(
+    layers: _BlockLayers, saved: NamedTensors, dt: Tensor, gradients: NamedTensors
+) -> Tensor:
     """The gradient of the depthwise convolution's output."""
-    d, v, gate = kept["d"], kept["v2"], kept["gate"]
+    d, v, gate = saved["d"], saved["v2"], saved["gate"]
     back = sum_images_back(d, v, dt)
     pixels, weights = d.shape[2] * d.shape[3], layers.excite_weights[::2]
-    dhidden, dmean = excite_back(back, weights, kept["hidden"], gate, pixels)
-    excited = [kept["mean"], kept["hidden"], gate, dhidden]
-    u, *gradients = finish_excite_back(back, excited, dmean, v, count_rows(d))
+    dhidden, dmean = excite_back(back, weights, saved["hidden"], gate, pixels)
+    excited = [saved["mean"], saved["hidden"], gate, dhidden]
+    u, *excite_gradients = finish_excite_back(back, excited, dmean, v, count_rows(d))
     names = ("excite1", "excite_bias1", "excite2", "excite_bias2")
-    found |= dict(zip(names, gradients, strict=True))
-    found["norm2"], found["bias2"] = u[:2]
+    gradients |= dict(zip(names, excite_gradients, strict=True))
+    gradients["norm2"], gradients["bias2"] = u[:2]
     return norm_gate_back(d, v, u, dmean, dt, gate)
 
 
-def _convolve_back(conv: nn.Conv2d, kept: Kept, dd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _convolve_back(
+    conv: nn.Conv2d, saved: NamedTensors, dd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient of the preceding norm's output, its sums, and the gradient of the weights.
 
     Without such a norm, the first is the gradient of the block's input; the sums are meaningless.
     """
-    raw, v, weight = kept.get("raw", kept["x"]), kept.get("v1"), kept["depthwise"]
+    raw, v, weight = saved.get("raw", saved["x"]), saved.get("v1"), saved["depthwise"]
     stride = conv.stride[0]
 
     def by_cudnn() -> tuple[Tensor, Tensor, Tensor]:
@@ -240,17 +246,17 @@ def _convolve_back(conv: nn.Conv2d, kept: Kept, dd: Tensor) -> tuple[Tensor, Ten
 
     if not _is_depthwise(conv):
         return by_cudnn()
-    ways: dict[str, Any] = {"own": own}
+    implementations: dict[str, Any] = {"own": own}
     if (stride, conv.kernel_size[0]) == (1, 5):  # elsewhere our kernel is far faster
-        ways["cudnn"] = by_cudnn
-    return _choose("convolve back", conv, raw, ways)
+        implementations["cudnn"] = by_cudnn
+    return _run_fastest("convolve back", conv, raw, implementations)
 
 
 def _expand_back(
-    layers: _BlockLayers, kept: Kept, ds: Tensor, u: Tensor, dy: Tensor
+    layers: _BlockLayers, saved: NamedTensors, ds: Tensor, u: Tensor, dy: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the block's input, including the skip's, and of the expansion's weights."""
-    raw, x, weight = kept["raw"], kept["x"], kept["expand"].flatten(1)
+    raw, x, weight = saved["raw"], saved["x"], saved["expand"].flatten(1)
     add = dy if layers.skips else None
 
     def apart() -> tuple[Tensor, Tensor]:
@@ -258,28 +264,31 @@ def _expand_back(
         dx = dc @ weight if add is None else torch.addmm(to_rows(add), dc, weight)
         return to_image(dx, x), multiply(dc.T, to_rows(x))
 
-    ways: dict[str, Any] = {"apart": apart}
+    implementations: dict[str, Any] = {"apart": apart}
     if can_expand_back(weight):
-        ways = {"own": lambda: expand_back(ds, x, weight, u, add, False), **ways}
+        implementations = {
+            "own": lambda: expand_back(ds, x, weight, u, add, False),
+            **implementations,
+        }
     assert layers.expand is not None
-    return _choose(f"expand back {layers.skips}", layers.expand, x, ways)
+    return _run_fastest(f"expand back {layers.skips}", layers.expand, x, implementations)
 
 
-def _backward(layers: _BlockLayers, kept: Kept, dy: Tensor) -> tuple[Tensor, Kept]:
+def _backward(layers: _BlockLayers, saved: NamedTensors, dy: Tensor) -> tuple[Tensor, NamedTensors]:
     """The gradients of the input and of all parameters, by name."""
-    found: Kept = {}
-    dt = _project_back(layers, kept, dy, found)
-    dd = _excite_back(layers, kept, dt, found)
-    ds, sums, found["depthwise"] = _convolve_back(layers.depthwise, kept, dd)
+    gradients: NamedTensors = {}
+    dt = _project_back(layers, saved, dy, gradients)
+    dd = _excite_back(layers, saved, dt, gradients)
+    ds, sums, gradients["depthwise"] = _convolve_back(layers.depthwise, saved, dd)
     if layers.expand is None:
-        return (ds + dy if layers.skips else ds), found
-    u = finish_back(sums, kept["v1"], count_rows(ds))
-    found["norm1"], found["bias1"] = u[:2]
-    dx, found["expand"] = _expand_back(layers, kept, ds, u, dy)
-    return dx, found
+        return (ds + dy if layers.skips else ds), gradients
+    u = finish_back(sums, saved["v1"], count_rows(ds))
+    gradients["norm1"], gradients["bias1"] = u[:2]
+    dx, gradients["expand"] = _expand_back(layers, saved, ds, u, dy)
+    return dx, gradients
 
 
-class _MbconvBlock(BoundedUnit):
+class _MbconvBlock(SizeLimitedUnit):
     """A block of either kind."""
 
     def __init__(self, block: nn.Module, half: torch.dtype) -> None:
@@ -293,24 +302,24 @@ class _MbconvBlock(BoundedUnit):
 
     def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
         """The block's output."""
-        layers, kept = self._layers, {"x": x}
+        layers, saved = self._layers, {"x": x}
         if factor is not None and layers.skips:
-            kept["noise"] = factor
+            saved["noise"] = factor
         for name in ("expand", "depthwise", "project"):
             conv = getattr(layers, name)
             if conv is not None:
-                kept[name] = to_half(conv.weight, self.half)
-        y = _forward(layers, kept)
-        return y, [kept.get(name) for name in _KEPT]
+                saved[name] = to_half(conv.weight, self.half)
+        y = _forward(layers, saved)
+        return y, [saved.get(name) for name in _SAVED_NAMES]
 
     def run_back(
-        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, wanted: bool
+        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, needs_input_grad: bool
     ) -> Gradients:
         """Gradients from that of the output."""
-        named = zip(_KEPT, saved, strict=True)
-        kept = {name: tensor for name, tensor in named if tensor is not None}
-        dx, found = _backward(self._layers, kept, dy)
-        return dx, None, to_gradients(found, self._layers.parameters)
+        named = zip(_SAVED_NAMES, saved, strict=True)
+        tensors = {name: tensor for name, tensor in named if tensor is not None}
+        dx, gradients = _backward(self._layers, tensors, dy)
+        return dx, None, to_gradients(gradients, self._layers.parameters)
 
 
 def build_mbconv_block(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:

@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from phalanx.fused.suited import UnitNotFused, check_batch_norm, check_conv
-from phalanx.fused.unit import WrittenUnit
+from phalanx.fused.module_checks import UnitNotFused, check_batch_norm, check_conv
+from phalanx.fused.unit import ManualBackwardUnit
 from phalanx.kernels.batch_norm import finish_vectors
 from phalanx.kernels.image_layout import count_rows
 
-Kept = dict[str, Tensor]  # tensors that the backward pass needs, by name
+NamedTensors = dict[str, Tensor]  # gradients, or what the backward pass needs
 
 
-class BoundedUnit(WrittenUnit):
+class SizeLimitedUnit(ManualBackwardUnit):
     """A unit whose kernels have 32-bit offsets, and whose norms need two pixels each."""
 
     def __init__(self, modules: Sequence[nn.Module], half: torch.dtype, conv: nn.Conv2d) -> None:
@@ -52,7 +52,7 @@ def check_square_conv(conv: nn.Module, kernel: int | None = None) -> nn.Conv2d:
     return checked
 
 
-def take_statistics(norm: nn.BatchNorm2d, sums: Tensor, x: Tensor) -> Tensor:
+def find_norm_vectors(norm: nn.BatchNorm2d, sums: Tensor, x: Tensor) -> Tensor:
     """The forward vectors of a norm; updates its running statistics."""
     running = [norm.running_mean, norm.running_var, norm.num_batches_tracked]
     affine = [norm.weight.detach(), norm.bias.detach()]
@@ -73,6 +73,8 @@ def _to_gradient(value: Tensor, parameter: Tensor) -> Tensor:
     return value.as_strided(parameter.shape, parameter.stride())
 
 
-def to_gradients(found: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Sequence[Tensor]:
+def to_gradients(
+    gradients: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
+) -> Sequence[Tensor]:
     """Gradients in the order of the parameters they belong to."""
-    return [_to_gradient(found[name], parameter) for name, parameter in parameters.items()]
+    return [_to_gradient(gradients[name], parameter) for name, parameter in parameters.items()]

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phalanx.fused.conv_norm import ConvNorm, find_conv_norm
-from phalanx.fused.suited import UnitNotFused, check_types
-from phalanx.fused.unit import Gradients, WrittenUnit
+from phalanx.fused.conv_norm import ConvNorm, build_conv_norm
+from phalanx.fused.module_checks import UnitNotFused, check_types
+from phalanx.fused.unit import Gradients, ManualBackwardUnit
 from phalanx.kernels.batch_norm import (
     NONE,
     RELU,
@@ -18,7 +18,7 @@ from phalanx.kernels.batch_norm import (
 from phalanx.models.resnet import BasicBlock, Bottleneck, ResidualConvPair, SliceAndPad
 
 
-class _ResidualBlock(WrittenUnit):
+class _ResidualBlock(ManualBackwardUnit):
     """Convolutions with norm and ReLU; the last ReLU follows the sum with the shortcut."""
 
     takes_second = True
@@ -60,7 +60,7 @@ class _ResidualBlock(WrittenUnit):
         return y, [y, factor, *saved]
 
     def run_back(
-        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, wanted: bool
+        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, needs_input_grad: bool
     ) -> Gradients:
         """Gradients from those of the output."""
         y, factor, *saved = saved
@@ -87,14 +87,14 @@ class _ResidualBlock(WrittenUnit):
         return dx, passed, gradients
 
 
-def build_basic_block(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
+def build_basic_block(modules: Sequence[nn.Module], half: torch.dtype) -> ManualBackwardUnit:
     """A BasicBlock."""
     (block,) = modules
     assert isinstance(block, BasicBlock)
     return _build(block, half, ("conv1", "bn1", "act1"), ("conv2", "bn2", "act2"))
 
 
-def build_bottleneck(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
+def build_bottleneck(modules: Sequence[nn.Module], half: torch.dtype) -> ManualBackwardUnit:
     """A Bottleneck."""
     (block,) = modules
     assert isinstance(block, Bottleneck)
@@ -104,19 +104,19 @@ def build_bottleneck(modules: Sequence[nn.Module], half: torch.dtype) -> Written
 
 def _build(
     block: BasicBlock | Bottleneck, half: torch.dtype, *names: tuple[str, str, str]
-) -> WrittenUnit:
+) -> ManualBackwardUnit:
     """A residual block by the names of its convolutions, norms and activations."""
     pairs = []
     for conv, norm, activation in names:
         check_types([block.get_submodule(activation)], nn.ReLU)
-        pairs.append(find_conv_norm(block.get_submodule(conv), block.get_submodule(norm), half))
-    return _ResidualBlock(block, half, pairs, _find_shortcut(block.downsample, half))
+        pairs.append(build_conv_norm(block.get_submodule(conv), block.get_submodule(norm), half))
+    return _ResidualBlock(block, half, pairs, _build_shortcut(block.downsample, half))
 
 
-def _find_shortcut(shortcut: nn.Module, half: torch.dtype) -> ConvNorm | SliceAndPad | None:
+def _build_shortcut(shortcut: nn.Module, half: torch.dtype) -> ConvNorm | SliceAndPad | None:
     """A projection, a SliceAndPad, or None for the input itself."""
     if type(shortcut) is nn.Sequential and len(shortcut) == 2:
-        return find_conv_norm(shortcut[0], shortcut[1], half)
+        return build_conv_norm(shortcut[0], shortcut[1], half)
     if isinstance(shortcut, SliceAndPad):
         return shortcut
     if type(shortcut) is nn.Identity:
@@ -124,7 +124,7 @@ def _find_shortcut(shortcut: nn.Module, half: torch.dtype) -> ConvNorm | SliceAn
     raise UnitNotFused(f"its shortcut is {type(shortcut).__name__}")
 
 
-class _Pair(WrittenUnit):
+class _ResidualPair(ManualBackwardUnit):
     """Two convolutions, each with norm and ReLU, added to the input after the last ReLU."""
 
     def __init__(
@@ -147,7 +147,7 @@ class _Pair(WrittenUnit):
         return y, [factor, x, a, v, weight, inner, b, w, other]
 
     def run_back(
-        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, wanted: bool
+        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, needs_input_grad: bool
     ) -> Gradients:
         """Gradients from that of the output."""
         factor, x, a, v, weight, inner, b, w, other = saved
@@ -158,10 +158,10 @@ class _Pair(WrittenUnit):
         return dx, dy, [dweight, *first, dother, *last]
 
 
-def build_residual_pair(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
+def build_residual_pair(modules: Sequence[nn.Module], half: torch.dtype) -> ManualBackwardUnit:
     """A ResidualConvPair of FastResNet."""
     (block,) = modules
     assert isinstance(block, ResidualConvPair)
     check_types([block.act1, block.act2], nn.ReLU, nn.ReLU)
-    first = find_conv_norm(block.conv1, block.bn1, half)
-    return _Pair(block, half, first, find_conv_norm(block.conv2, block.bn2, half))
+    first = build_conv_norm(block.conv1, block.bn1, half)
+    return _ResidualPair(block, half, first, build_conv_norm(block.conv2, block.bn2, half))

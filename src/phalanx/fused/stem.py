@@ -8,20 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phalanx.fused.conv_norm import ConvNorm, convolve, convolve_back, find_conv_norm
+from phalanx.fused.conv_norm import ConvNorm, build_conv_norm, convolve, convolve_back
 from phalanx.fused.half_copies import to_half
+from phalanx.fused.module_checks import UnitNotFused, check_types
 from phalanx.fused.stem_ops import (
     arrange_image,
-    from_quads,
+    depth_to_space,
     pool,
     pool_norm,
     pool_norm_back,
-    to_quads,
+    space_to_depth,
     unpool_norm_back,
     whiten,
 )
-from phalanx.fused.suited import UnitNotFused, check_types
-from phalanx.fused.unit import Gradients, WrittenUnit
+from phalanx.fused.unit import Gradients, ManualBackwardUnit
 from phalanx.kernels.batch_norm import GELU, RELU, RELU6, SILU, apply_norm
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.airbench import PatchWhitening, PooledConvPair
@@ -29,10 +29,10 @@ from phalanx.models.resnet import ConvPool
 from phalanx.models.units import FusedUnit
 
 _ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: RELU, nn.SiLU: SILU, nn.ReLU6: RELU6}
-_PLAIN, _PADDED, _QUADS = "three channels", "four channels", "blocks of pixels"
+_PLAIN, _PADDED, _SPACE_TO_DEPTH = "three channels", "four channels", "blocks of pixels"
 
 
-class _ConvUnit(WrittenUnit):
+class _ConvUnit(ManualBackwardUnit):
     """A convolution, its norm, an activation, and perhaps a max-pool of stride 2."""
 
     def __init__(
@@ -57,7 +57,7 @@ class _ConvUnit(WrittenUnit):
         return y, [x, weight, a, v, at, won]
 
     def run_back(
-        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, wanted: bool
+        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, needs_input_grad: bool
     ) -> Gradients:
         """Gradients from that of the output."""
         x, weight, a, v, *pooled = saved
@@ -66,7 +66,7 @@ class _ConvUnit(WrittenUnit):
             own = self._pair.norm.list_gradients(u)
         else:
             da, own = self._pair.norm_back(dy, a, v, self._activation)
-        dx, dw = self.convolve_back(da, x, weight, wanted=wanted)
+        dx, dw = self.convolve_back(da, x, weight, needs_input_grad=needs_input_grad)
         return dx, None, [dw, *own]
 
     def arrange(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,10 +78,10 @@ class _ConvUnit(WrittenUnit):
         return convolve(x, weight, self._pair.conv)
 
     def convolve_back(
-        self, da: Tensor, x: Tensor, weight: Tensor, *, wanted: bool
+        self, da: Tensor, x: Tensor, weight: Tensor, *, needs_input_grad: bool
     ) -> tuple[Tensor | None, Tensor]:
-        """Gradients of the input, if wanted, and of the weight."""
-        return convolve_back(da, x, weight, self._pair.conv, wanted=wanted)
+        """Gradients of the input, if needed, and of the weight."""
+        return convolve_back(da, x, weight, self._pair.conv, needs_input_grad=needs_input_grad)
 
 
 class _ImageStem(_ConvUnit):
@@ -97,20 +97,20 @@ class _ImageStem(_ConvUnit):
         """The image and the weight in the layout that is fastest for forward and backward."""
         forms = self._list_forms(x)
         key = f"stem {tuple(x.shape)} {tuple(self._pair.conv.weight.shape)} {x.dtype} {self.half}"
-        ways = {form: partial(self._try, x, form) for form in forms}
-        return self._arrange_as(x, CHOICES.choose_name(key, ways))
+        implementations = {form: partial(self._run_both_passes, x, form) for form in forms}
+        return self._arrange_as(x, CHOICES.choose_name(key, implementations))
 
     def convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         """The convolution of an arranged input."""
         return convolve(x, weight, self._shape_for(x))
 
     def convolve_back(
-        self, da: Tensor, x: Tensor, weight: Tensor, *, wanted: bool
+        self, da: Tensor, x: Tensor, weight: Tensor, *, needs_input_grad: bool
     ) -> tuple[Tensor | None, Tensor]:
         """The gradient of the weight; an image has none."""
-        _, dw = convolve_back(da, x, weight, self._shape_for(x), wanted=False)
+        _, dw = convolve_back(da, x, weight, self._shape_for(x), needs_input_grad=False)
         if x.shape[1] == 16:
-            dw = from_quads(dw)[:, :, 1:, 1:]
+            dw = depth_to_space(dw)[:, :, 1:, 1:]
         return None, dw[:, :3]
 
     def _list_forms(self, x: Tensor) -> list[str]:
@@ -120,7 +120,7 @@ class _ImageStem(_ConvUnit):
         even = x.shape[2] % 2 == x.shape[3] % 2 == 0
         centred = conv.kernel_size == (size, size) and conv.padding == (size // 2, size // 2)
         if even and centred and size % 2 and conv.stride == (2, 2) and conv.dilation == (1, 1):
-            return [_QUADS, _PADDED, _PLAIN]
+            return [_SPACE_TO_DEPTH, _PADDED, _PLAIN]
         return [_PADDED, _PLAIN]
 
     def _arrange_as(self, x: Tensor, form: str) -> tuple[Tensor, Tensor]:
@@ -130,32 +130,32 @@ class _ImageStem(_ConvUnit):
             return x.to(self.half).contiguous(memory_format=torch.channels_last), weight
         weight = F.pad(weight, (0, 0, 0, 0, 0, 1))
         size = 0
-        if form == _QUADS:
+        if form == _SPACE_TO_DEPTH:
             size = weight.shape[2]
-            weight = to_quads(F.pad(weight, (1, 0, 1, 0)))
+            weight = space_to_depth(F.pad(weight, (1, 0, 1, 0)))
         weight = weight.contiguous(memory_format=torch.channels_last)
         return arrange_image(x, size, self.half), weight
 
     def _shape_for(self, x: Tensor) -> nn.Conv2d:
         """The convolution whose shape applies to an arranged image."""
-        return _QUAD_SHAPE if x.shape[1] == 16 else self._pair.conv
+        return _SPACE_TO_DEPTH_CONV if x.shape[1] == 16 else self._pair.conv
 
-    def _try(self, x: Tensor, form: str) -> None:
+    def _run_both_passes(self, x: Tensor, form: str) -> None:
         """Run the convolution of a layout forward and backward, to be timed."""
         arranged, weight = self._arrange_as(x, form)
         a = self.convolve(arranged, weight)
-        self.convolve_back(a, arranged, weight, wanted=False)
+        self.convolve_back(a, arranged, weight, needs_input_grad=False)
 
 
-_QUAD_SHAPE = nn.Conv2d(16, 1, 1, bias=False, device="meta")  # stride 1, no padding
+_SPACE_TO_DEPTH_CONV = nn.Conv2d(16, 1, 1, bias=False, device="meta")  # stride 1, no padding
 
 
-def build_stem(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
+def build_stem(modules: Sequence[nn.Module], half: torch.dtype) -> ManualBackwardUnit:
     """The stem of a network: convolution of an image, norm, activation, perhaps a max-pool."""
     if len(modules) not in (3, 4):
         raise UnitNotFused("it has another form than convolution, norm, activation, pool")
     conv, norm, activation, *rest = modules
-    pair = find_conv_norm(conv, norm, half)
+    pair = build_conv_norm(conv, norm, half)
     if pair.conv.in_channels != 3 or pair.conv.groups != 1:
         raise UnitNotFused("its convolution does not read an image of three channels")
     if type(activation) not in _ACTIVATIONS:
@@ -166,13 +166,13 @@ def build_stem(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
     return _ImageStem(modules, pair, _ACTIVATIONS[type(activation)], window)
 
 
-def build_conv_pool(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
+def build_conv_pool(modules: Sequence[nn.Module], half: torch.dtype) -> ManualBackwardUnit:
     """A ConvPool of FastResNet."""
     (block,) = modules
     assert isinstance(block, ConvPool)
     check_types([block.act1], nn.ReLU)
     window = _find_pool(block.pool)
-    return _ConvUnit(modules, find_conv_norm(block.conv1, block.bn1, half), RELU, window)
+    return _ConvUnit(modules, build_conv_norm(block.conv1, block.bn1, half), RELU, window)
 
 
 def _find_pool(module: nn.Module) -> int:
@@ -189,7 +189,7 @@ def _find_pool(module: nn.Module) -> int:
     raise UnitNotFused(f"its pool is {type(module).__name__} of another shape")
 
 
-class _PooledPair(WrittenUnit):
+class _PooledPair(ManualBackwardUnit):
     """Two convolutions with norm and GELU; the first has a max-pool before its norm."""
 
     def __init__(
@@ -213,7 +213,7 @@ class _PooledPair(WrittenUnit):
         return apply_norm(b, w, GELU), [x, a, at, v, weight, inner, b, w, other]
 
     def run_back(
-        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, wanted: bool
+        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, needs_input_grad: bool
     ) -> Gradients:
         """Gradients from that of the output."""
         x, a, at, v, weight, inner, b, w, other = saved
@@ -221,23 +221,23 @@ class _PooledPair(WrittenUnit):
         dinner, dother = self._second.conv_back(db, inner, other)
         u = self._first.norm.reduce(dinner, a, v, GELU, None)
         da = unpool_norm_back(dinner, at, a, v, u, GELU, list(x.shape[2:]))
-        dx, dweight = self._first.conv_back(da, x, weight, wanted=wanted)
+        dx, dweight = self._first.conv_back(da, x, weight, needs_input_grad=needs_input_grad)
         return dx, None, [dweight, *self._first.norm.list_gradients(u), dother, *last]
 
 
-def build_pooled_pair(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
+def build_pooled_pair(modules: Sequence[nn.Module], half: torch.dtype) -> ManualBackwardUnit:
     """A PooledConvPair of airbench's network."""
     (block,) = modules
     assert isinstance(block, PooledConvPair)
     check_types([block.pool, block.act1, block.act2], nn.MaxPool2d, nn.GELU, nn.GELU)
     if block.act1.approximate != "none" or block.act2.approximate != "none":
         raise UnitNotFused("its GELU is approximate")
-    first = find_conv_norm(block.conv1, block.bn1, half)
+    first = build_conv_norm(block.conv1, block.bn1, half)
     if _find_pool(block.pool) != 2:
         raise UnitNotFused("its pool is of another shape")
     if first.conv.stride != (1, 1) or first.conv.padding != (1, 1):
         raise UnitNotFused("its first convolution changes the size of the image")
-    return _PooledPair(modules, half, first, find_conv_norm(block.conv2, block.bn2, half))
+    return _PooledPair(modules, half, first, build_conv_norm(block.conv2, block.bn2, half))
 
 
 class _Whitening:

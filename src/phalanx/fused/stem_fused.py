@@ -18,10 +18,10 @@ from phalanx.kernels.norm_passes_fused import (
     NormSizes,
     activate,
     activate_back,
+    find_first_pixel,
+    find_offsets,
     find_sizes,
     load_row,
-    place,
-    skip_images,
     sum_gradients,
 )
 
@@ -78,7 +78,7 @@ def _whiten(
     own = (i * FH + j * FW + channel * FC)[:, None] + c[None, :] * FN
     ok = (channel < 3)[:, None] & (c < CO)[None, :]
     value = tl.dot(left, tl.load(weight + own, mask=ok, other=0.0).to(HALF))
-    to, ok = place(m, c, M, CO, False)
+    to, ok = find_offsets(m, c, M, CO, False)
     tl.store(out + to, activate(value, 4).to(out.dtype.element_ty), mask=ok)
 
 
@@ -113,7 +113,7 @@ def _pool(
         for j in tl.static_range(SIZE):
             row, column = 2 * h + i - (SIZE - 2), 2 * w + j - (SIZE - 2)
             inside = (m < M) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
-            o, _ = place((n * H + row) * W + column, c, M, C, WIDE)
+            o, _ = find_offsets((n * H + row) * W + column, c, M, C, WIDE)
             ok = inside[:, None] & (c < C)[None, :]
             raw = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
             value = raw
@@ -125,8 +125,8 @@ def _pool(
             number = tl.where(better, i * SIZE + j, number)
             winner = tl.where(better, raw, winner)
             best = tl.where(better, value, best)
-    o, ok = place(m, c, M, C, WIDE)
-    o += skip_images(M) * C
+    o, ok = find_offsets(m, c, M, C, WIDE)
+    o += find_first_pixel(M) * C
     tl.store(y + o, best.to(y.dtype.element_ty), mask=ok)
     tl.store(at + o, number.to(tl.uint8), mask=ok)
     if won is not None:
@@ -168,7 +168,7 @@ def _find_gradient(
                 there = there & (h % 2 == 1)
             if j == 1:
                 there = there & (w % 2 == 1)
-            o, _ = place((n * HO + row) * WO + column, c, 0, C, WIDE)
+            o, _ = find_offsets((n * HO + row) * WO + column, c, 0, C, WIDE)
             there = there[:, None] & ok
             own = (h - 2 * row + SIZE - 2) * SIZE + w - 2 * column + SIZE - 2
             hit = tl.load(at + o, mask=there, other=255).to(tl.int32) == own[:, None]
@@ -184,8 +184,8 @@ def _pool_back(
     """The gradient of x: through the pool, the ReLU and the norm."""
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     n, h, w = tl.program_id(2) + m // (H * W), (m // W) % H, m % W
-    o, ok = place(m, c, M, C, WIDE)
-    o += skip_images(M) * C
+    o, ok = find_offsets(m, c, M, C, WIDE)
+    o += find_first_pixel(M) * C
     d = _find_gradient(dy, at, n, h, w, c, ok, C, HO, WO, SIZE, WIDE, BM, BC)
     value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
     d = tl.where(value * load_row(v, 2, c, C, R) + load_row(v, 3, c, C, R) > 0, d, 0.0)
@@ -200,8 +200,8 @@ def _pool_back_quads(
     """_pool_back of 2 HO x 2 WO pixels by quads: four windows of 3 x 3 reach the four pixels."""
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     h, w = (m // WO) % HO, m % WO
-    o, ok = place(m, c, M, C, WIDE)
-    o += skip_images(M) * C
+    o, ok = find_offsets(m, c, M, C, WIDE)
+    o += find_first_pixel(M) * C
     ok01, ok10 = ok & (w + 1 < WO)[:, None], ok & (h + 1 < HO)[:, None]
     d00 = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
     d01 = tl.load(dy + o + C, mask=ok01, other=0.0).to(tl.float32)
@@ -216,8 +216,8 @@ def _pool_back_quads(
     for p in tl.static_range(2):
         for q in tl.static_range(2):
             pixel = (2 * (m // WO) + p) * (2 * WO) + 2 * w + q
-            to, _ = place(pixel, c, M, C, WIDE)
-            to += skip_images(4 * M) * C
+            to, _ = find_offsets(pixel, c, M, C, WIDE)
+            to += find_first_pixel(4 * M) * C
             value = tl.load(x + to, mask=ok, other=0.0).to(tl.float32)
             d = tl.where(a00 == (p + 1) * 3 + q + 1, d00, 0.0)
             if q == 1:
@@ -274,8 +274,8 @@ def _unpool_back(
     """
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     n, h, w = tl.program_id(2) + m // (HO * WO), (m // WO) % HO, m % WO
-    o, ok = place(m, c, M, C, WIDE)
-    o += skip_images(M) * C
+    o, ok = find_offsets(m, c, M, C, WIDE)
+    o += find_first_pixel(M) * C
     d = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
     value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
     won = tl.load(at + o, mask=ok, other=255).to(tl.int32)
@@ -288,7 +288,7 @@ def _unpool_back(
                 there = there & (h == HO - 1)
             if q == 2:
                 there = there & (w == WO - 1)
-            to, _ = place((n * H + 2 * h + p) * W + 2 * w + q, c, 0, C, WIDE)
+            to, _ = find_offsets((n * H + 2 * h + p) * W + 2 * w + q, c, 0, C, WIDE)
             own = tl.where(won == 2 * p + q, d, 0.0) if p < 2 and q < 2 else tl.zeros_like(d)
             tl.store(dx + to, own.to(dx.dtype.element_ty), mask=there[:, None] & ok)
 

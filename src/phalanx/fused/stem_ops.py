@@ -26,7 +26,7 @@ def arrange_image(x: Tensor, size: int, half: torch.dtype) -> Tensor:
     x = F.pad(x.to(half), (0, 0, 0, 0, 0, 1))
     if size:
         front, back = size // 2 + 1, size // 2 - 1
-        x = to_quads(F.pad(x, (front, back, front, back)))
+        x = space_to_depth(F.pad(x, (front, back, front, back)))
     return x.contiguous(memory_format=torch.channels_last)
 
 
@@ -42,15 +42,15 @@ def find_arranged_edges(x: Tensor, size: int) -> tuple[int, int]:
     return (height // 2 + size // 2, width // 2 + size // 2) if size else (height, width)
 
 
-def to_quads(x: Tensor) -> Tensor:
+def space_to_depth(x: Tensor) -> Tensor:
     """[N, C, H, W] as [N, 4 C, H / 2, W / 2]: the pixels of 2 x 2 blocks become channels."""
     n, c, h, w = x.shape
     parts = x.reshape(n, c, h // 2, 2, w // 2, 2).permute(0, 3, 5, 1, 2, 4)
     return parts.reshape(n, 4 * c, h // 2, w // 2)
 
 
-def from_quads(x: Tensor) -> Tensor:
-    """The inverse of `to_quads`."""
+def depth_to_space(x: Tensor) -> Tensor:
+    """The inverse of `space_to_depth`."""
     n, c, h, w = x.shape
     parts = x.reshape(n, 2, 2, c // 4, h, w).permute(0, 3, 4, 1, 5, 2)
     return parts.reshape(n, c // 4, 2 * h, 2 * w)

@@ -21,7 +21,7 @@ _COMPILERS = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor
 _KEPT_NOISE = 0.999  # drop-path drops nothing, whatever its rate
 
 
-def use_cache(folder: Path | None) -> Path:
+def set_compiler_cache(folder: Path | None) -> Path:
     """Make compilers cache in a folder, the user's cache if none is given; returns it.
 
     torch creates its part even if nothing is compiled, and fails if it cannot: a temporary folder
@@ -44,7 +44,7 @@ def use_cache(folder: Path | None) -> Path:
 
 
 def describe_temporary_cache(cache: Path) -> list[str]:
-    """What to say of the folder that `use_cache` chose, where it is not the user's own."""
+    """What to say of the folder that `set_compiler_cache` chose, where it is not the user's own."""
     own = find_user_cache()
     if own is not None and cache == own / "kernels":
         return []
@@ -55,7 +55,7 @@ def describe_temporary_cache(cache: Path) -> list[str]:
     ]
 
 
-def tune(model: UnitModel, images: Tensor, *, half: torch.dtype) -> None:
+def tune_kernels(model: UnitModel, images: Tensor, *, half: torch.dtype) -> None:
     """Compile and choose the kernels of training passes over such images.
 
     The model is unchanged afterwards: no gradients, and the running statistics that it had.
@@ -69,13 +69,13 @@ def tune(model: UnitModel, images: Tensor, *, half: torch.dtype) -> None:
             logits = model(images, noise) if noise else model(images)
         logits.float().logsumexp(1).sum().backward()
 
-    with _unchanged(model):
+    with _restore_afterwards(model):
         CHOICES.compile_all(run_pass)
         run_pass()
 
 
 @contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
+def _restore_afterwards(model: nn.Module) -> Iterator[None]:
     """Within the block the model is in training mode; afterwards it is as before."""
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
     modes = {module: module.training for module in model.modules()}
@@ -102,13 +102,13 @@ class ChoiceStore:
     def load(self) -> None:
         """Load earlier choices; the run's own take precedence."""
         for file in reversed(self._files):
-            CHOICES.known |= _read(file)
+            CHOICES.chosen_names |= _read(file)
 
-    def save(self, agree: Callable[[Any], list[Any]], *, writes: bool) -> None:
+    def save(self, all_gather: Callable[[Any], list[Any]], *, writes: bool) -> None:
         """Adopt the first rank's choices, and write them."""
-        CHOICES.known = agree(CHOICES.known)[0]
+        CHOICES.chosen_names = all_gather(CHOICES.chosen_names)[0]
         for file in self._files if writes else ():
-            text = json.dumps(_read(file) | CHOICES.known, indent=1, sort_keys=True)
+            text = json.dumps(_read(file) | CHOICES.chosen_names, indent=1, sort_keys=True)
             with suppress(DiskError, OSError):  # they can be timed again
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(file, text)

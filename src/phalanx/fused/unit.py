@@ -1,7 +1,7 @@
 """A unit of a model as one autograd function, with its backward pass written out.
 
 Consecutive residual units pass their gradient in two parts: that through the convolutions as the
-gradient of the output, and that through the shortcut as the gradient of a ticket, a second output
+gradient of the output, and that through the shortcut as the gradient of a carrier, a second output
 without memory of its own. The unit below adds them in a kernel that reads both anyway.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-_TICKET = "skip_ticket"  # the attribute of an output that holds its ticket
+_CARRIER = "skip_carrier"  # the attribute of an output that holds its carrier
 
 Gradients = tuple[Tensor | None, Tensor | None, Sequence[Tensor]]
 """Of a unit's input through its convolutions, and through its shortcut; of its parameters."""
@@ -25,14 +25,14 @@ def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
-def fit_linear(x: Tensor, linear: nn.Module) -> Tensor:
+def cast_for_linear(x: Tensor, linear: nn.Module) -> Tensor:
     """x in the dtype of a linear layer, unless autocast casts it."""
     if x.is_meta or torch.is_autocast_enabled(x.device.type):
         return x
     return x.to(linear.get_parameter("weight").dtype)
 
 
-class WrittenUnit(ABC):
+class ManualBackwardUnit(ABC):
     """The modules of a unit, and how they run forward and backward without autograd."""
 
     takes_second = False  # whether its output's gradient may come in two parts
@@ -58,9 +58,9 @@ class WrittenUnit(ABC):
 
     @abstractmethod
     def run_back(
-        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, wanted: bool
+        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, needs_input_grad: bool
     ) -> Gradients:
-        """Gradients from those of the output; that of the input only if wanted."""
+        """Gradients from those of the output; that of the input only if needed."""
 
     def find_factor(self, noise: Tensor) -> Tensor:
         """The drop-path factor of each image, from its noise."""
@@ -68,17 +68,17 @@ class WrittenUnit(ABC):
         return (noise.flatten() >= rate).float() / (1 - rate)
 
     def __call__(self, x: Tensor, noise: Tensor | None) -> Tensor:
-        """The unit's output, with its ticket."""
+        """The unit's output, with its carrier."""
         is_plain = not all(norm.training for norm in self._norms)
         if is_plain or (x.requires_grad and not self.casts_input):
             return self._run_modules(x, noise)
-        ticket = getattr(x, _TICKET, None)
+        carrier = getattr(x, _CARRIER, None)
         if self.casts_input:
             x = x.to(self.half).contiguous(memory_format=torch.channels_last)
         factor = None if noise is None else self.find_factor(noise)
-        y, ticket = _UnitFunction.apply(self, x, ticket, factor, *self.parameters)
+        y, carrier = _UnitFunction.apply(self, x, carrier, factor, *self.parameters)
         if self.takes_second:
-            setattr(y, _TICKET, ticket)
+            setattr(y, _CARRIER, carrier)
         return y
 
     def _run_modules(self, x: Tensor, noise: Tensor | None) -> Tensor:
@@ -89,22 +89,22 @@ class WrittenUnit(ABC):
 
 
 class _UnitFunction(torch.autograd.Function):
-    """Runs a WrittenUnit as a node of autograd's graph."""
+    """Runs a ManualBackwardUnit as a node of autograd's graph."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        unit: WrittenUnit,
+        unit: ManualBackwardUnit,
         x: Tensor,
-        ticket: Tensor | None,
+        carrier: Tensor | None,
         factor: Tensor | None,
         *_parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The output and its ticket."""
+        """The output and its carrier."""
         with without_autocast(x):
             y, saved = unit.run(x, factor)
         ctx.save_for_backward(*saved)
-        ctx.unit, ctx.has_ticket = unit, ticket is not None
+        ctx.unit, ctx.has_carrier = unit, carrier is not None
         ctx.set_materialize_grads(False)
         return y, y.new_empty(()).expand(y.shape)
 
@@ -112,20 +112,22 @@ class _UnitFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, second: Tensor | None) -> tuple[Any, ...]:
         """The gradients of the arguments of `forward`."""
-        unit, wanted = ctx.unit, ctx.needs_input_grad[1]
+        unit, needs_input_grad = ctx.unit, ctx.needs_input_grad[1]
         dy, second = (second, None) if dy is None else (dy, second)
         if dy is None:
             return (None,) * len(ctx.needs_input_grad)
         dy, second = _to_channels_last(dy, unit.half), _to_channels_last(second, unit.half)
         with without_autocast(dy):
-            dx, skip, gradients = unit.run_back(dy, second, ctx.saved_tensors, wanted=wanted)
-        if skip is not None and not ctx.has_ticket:
+            dx, skip, gradients = unit.run_back(
+                dy, second, ctx.saved_tensors, needs_input_grad=needs_input_grad
+            )
+        if skip is not None and not ctx.has_carrier:
             dx, skip = dx.add_(skip), None
-        gradients = map(_fit, unit.parameters, gradients)
-        return None, dx if wanted else None, skip, None, *gradients
+        gradients = map(_to_parameter_layout, unit.parameters, gradients)
+        return None, dx if needs_input_grad else None, skip, None, *gradients
 
 
-def _fit(parameter: Tensor, gradient: Tensor) -> Tensor:
+def _to_parameter_layout(parameter: Tensor, gradient: Tensor) -> Tensor:
     """A gradient in its parameter's dtype and memory layout."""
     if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
         return gradient

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from phalanx.inference.conv_ways import GROUPED_BLOCK, Convolution, Geometry
+from phalanx.inference.conv_implementations import GROUPED_BLOCK, Convolution, Geometry
 from phalanx.kernels.image_layout import new_image
 
 
@@ -33,7 +33,7 @@ def convolve_and_activate(
     geometry: stride, padding, groups.
     """
     layer = Convolution(x, weights, biases, add, gate, Geometry(*geometry), act)
-    best, *_ = layer.find_ways(empty_result(x, weights, geometry)).values()
+    best, *_ = layer.list_implementations(empty_result(x, weights, geometry)).values()
     return best()
 
 

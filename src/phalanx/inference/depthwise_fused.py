@@ -39,15 +39,15 @@ def _add_column(
 
 
 @triton.jit
-def _store_row(acc, shift, out, total, place, ok, okc, ACT: tl.constexpr):
+def _store_row(acc, shift, out, total, offsets, ok, okc, ACT: tl.constexpr):
     """Store the activation of a row of pixels; returns the total including it."""
     acc = activate(acc + shift, ACT)
-    tl.store(out + place, acc.to(out.dtype.element_ty), mask=ok[:, None] & okc[None, :])
+    tl.store(out + offsets, acc.to(out.dtype.element_ty), mask=ok[:, None] & okc[None, :])
     return total + tl.where(ok[:, None], acc, 0.0)
 
 
 @triton.jit(do_not_specialize=["H", "W", "HO", "WO", "C8", "PARTS"])
-def filter_strips(
+def depthwise_strips(
     x, w, bias, out, sums, H, W, HO, WO, C8, PARTS,
     KS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, ACT: tl.constexpr,
     LOOP: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
@@ -81,10 +81,10 @@ def filter_strips(
                 accs = _add_column(
                     accs, x, w, start, top, left, inside, c, okc, H, W, C, j, KS, STRIDE
                 )
-        place = ((image * HO + high) * WO + wide)[:, None] * C + c[None, :]
+        offsets = ((image * HO + high) * WO + wide)[:, None] * C + c[None, :]
         for r in tl.static_range(4):
             ok = inside & (high + r < HO)
-            total = _store_row(accs[r], shift, out, total, place + r * WO * C, ok, okc, ACT)
+            total = _store_row(accs[r], shift, out, total, offsets + r * WO * C, ok, okc, ACT)
     tl.store(sums + (image * PARTS + part) * C + c, tl.sum(total, 0), mask=okc)
 
 
@@ -95,8 +95,8 @@ def add_sums(sums, totals, PARTS, C8, BP: tl.constexpr, BC: tl.constexpr):
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     okc, total = c < C, tl.zeros((BP, BC), tl.float32)
     for p0 in range(0, PARTS, BP):
-        place = (image * PARTS + p0 + p)[:, None] * C + c[None, :]
-        total += tl.load(sums + place, mask=(p0 + p < PARTS)[:, None] & okc[None, :], other=0.0)
+        offsets = (image * PARTS + p0 + p)[:, None] * C + c[None, :]
+        total += tl.load(sums + offsets, mask=(p0 + p < PARTS)[:, None] & okc[None, :], other=0.0)
     tl.store(totals + image * C + c, tl.sum(total, 0), mask=okc)
 
 

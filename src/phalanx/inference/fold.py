@@ -11,15 +11,15 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from phalanx.inference.conv_implementations import NONE, RAW, RELU, RELU6, SILU, Geometry
 from phalanx.inference.conv_ops import convolve_and_activate, expand_groups
-from phalanx.inference.conv_ways import NONE, RAW, RELU, RELU6, SILU, Geometry
-from phalanx.inference.depthwise_ops import filter_channels, squeeze_and_excite
+from phalanx.inference.depthwise_ops import convolve_depthwise, squeeze_and_excite
 from phalanx.inference.unit_ops import (
     activate_and_pool,
     average_pixels,
-    empty_squares,
-    fold_into_squares,
-    gather_squares,
+    empty_space_to_depth,
+    rearrange_stem_weight,
+    space_to_depth,
 )
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual, SqueezeExcite
 from phalanx.models.layers import Dropout, GlobalAvgPool, SameConv2d, pad_same
@@ -43,7 +43,9 @@ class FoldedUnit:
 
     layers: Sequence[_Layer]
     run: Callable[[Tensor], Tensor]
-    take: Callable[[Tensor, Tensor | None], Tensor] | None = None  # of a stem: see `_FoldedConv`
+    prepare_images: Callable[[Tensor, Tensor | None], Tensor] | None = (
+        None  # of a stem: see `_FoldedConv`
+    )
 
 
 class NotFoldable(Exception):
@@ -63,7 +65,7 @@ def _fold_norm(conv: nn.Conv2d, norm: nn.Module) -> tuple[Tensor, Tensor]:
     return weight * scale[:, None, None, None], shift.float()
 
 
-def _check(conv: nn.Module, norm: nn.Module, act: nn.Module) -> None:
+def _check_foldable(conv: nn.Module, norm: nn.Module, act: nn.Module) -> None:
     """Refuse what cannot be folded."""
     if type(conv) not in (nn.Conv2d, SameConv2d):
         raise NotFoldable(f"a {type(conv).__name__}")
@@ -83,18 +85,22 @@ class _FoldedConv:
     """A convolution with its norm and activation."""
 
     def __init__(self, conv: nn.Module, norm: nn.Module, act: nn.Module, half: torch.dtype):
-        _check(conv, norm, act)
+        _check_foldable(conv, norm, act)
         assert isinstance(conv, nn.Conv2d)
         self._conv, self._norm, self._half = conv, norm, half
         self.act = _ACTS[type(act)]
         self._same = isinstance(conv, SameConv2d)
         padding = 0 if self._same else conv.padding[0]
-        self.move = Geometry(conv.stride[0], int(padding), conv.groups)
+        self.geometry = Geometry(conv.stride[0], int(padding), conv.groups)
         self.is_depthwise = conv.groups == conv.in_channels == conv.out_channels > 1
-        self._squares: tuple[int, int] | None = None
+        self._block_padding: tuple[int, int] | None = None
         edge = conv.kernel_size[0]
-        if conv.in_channels == 3 and self.move.stride == 2 and self.move.padding == edge // 2:
-            self._squares = fold_into_squares(conv.weight.detach())[1]
+        if (
+            conv.in_channels == 3
+            and self.geometry.stride == 2
+            and self.geometry.padding == edge // 2
+        ):
+            self._block_padding = rearrange_stem_weight(conv.weight.detach())[1]
         self._weights: list[Tensor] = []
         self.refresh()
 
@@ -111,10 +117,10 @@ class _FoldedConv:
         """The weights in the layouts that kernels read."""
         if self.is_depthwise:
             return [weight.contiguous(), weight[:, 0].permute(1, 2, 0).contiguous()]
-        if self._squares:
-            return [fold_into_squares(weight)[0]]
+        if self._block_padding:
+            return [rearrange_stem_weight(weight)[0]]
         weight = weight.contiguous(memory_format=torch.channels_last)
-        blocks = expand_groups(weight, self.move.groups)
+        blocks = expand_groups(weight, self.geometry.groups)
         return [weight] if blocks is None else [weight, blocks]
 
     def __call__(
@@ -126,37 +132,41 @@ class _FoldedConv:
         act: int | None = None,
     ) -> Tensor:
         """act(norm(conv(x * gate)) + add); act: instead of its own."""
-        act, move = self.act if act is None else act, self.move
-        if not self._squares:
+        act, geometry = self.act if act is None else act, self.geometry
+        if not self._block_padding:
             x = x.to(self._half, memory_format=torch.channels_last)
         else:
-            move = Geometry()
-            x = self.take(x) if x.shape[1] == self._conv.in_channels else x
+            geometry = Geometry()
+            x = self.prepare_images(x) if x.shape[1] == self._conv.in_channels else x
         return convolve_and_activate(
-            self._pad(x), self._weights, self._biases, add, gate, move.pack(), act
+            self._pad(x), self._weights, self._biases, add, gate, geometry.pack(), act
         )
 
-    def take(self, images: Tensor, out: Tensor | None = None) -> Tensor:
+    def prepare_images(self, images: Tensor, out: Tensor | None = None) -> Tensor:
         """The images in the layout that a stem reads: in `out`, or in new memory."""
-        if self._squares:
-            out = empty_squares(images, self._squares, self._half) if out is None else out
-            gather_squares(images, out, self._squares)
+        if self._block_padding:
+            out = (
+                empty_space_to_depth(images, self._block_padding, self._half)
+                if out is None
+                else out
+            )
+            space_to_depth(images, out, self._block_padding)
             return out
         if out is None:
             return images.to(self._half, memory_format=torch.channels_last, copy=True)
         return out.copy_(images)
 
-    def filter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def convolve_depthwise(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The output of a depthwise convolution, and its sums per image [N, parts, C]."""
-        move = [self.move.stride, self.move.padding]
-        return filter_channels(self._pad(x), self._weights, self._biases[0], move, self.act)
+        geometry = [self.geometry.stride, self.geometry.padding]
+        return convolve_depthwise(self._pad(x), self._weights, self._biases[0], geometry, self.act)
 
     def pool(self, x: Tensor) -> Tensor:
         """The output of a 3x3 max-pool of stride 2 after the activation."""
         return activate_and_pool(self(x, act=RAW), self._biases[0], self.act)
 
     def _pad(self, x: Tensor) -> Tensor:
-        return pad_same(x, self._conv.kernel_size[0], self.move.stride) if self._same else x
+        return pad_same(x, self._conv.kernel_size[0], self.geometry.stride) if self._same else x
 
 
 class _FoldedLinear:
@@ -190,9 +200,9 @@ class _FoldedGate:
 
     def __init__(self, module: SqueezeExcite, half: torch.dtype):
         self._convs, self._half = (module.conv_reduce, module.conv_expand), half
-        self._weights = [tensor.clone() for tensor in self._find()]
+        self._weights = [tensor.clone() for tensor in self._find_weights()]
 
-    def _find(self) -> list[Tensor]:
+    def _find_weights(self) -> list[Tensor]:
         found = []
         for conv in self._convs:
             assert conv.bias is not None
@@ -201,7 +211,7 @@ class _FoldedGate:
         return found
 
     def refresh(self) -> None:
-        torch._foreach_copy_(self._weights, self._find())
+        torch._foreach_copy_(self._weights, self._find_weights())
 
     def __call__(self, sums: Tensor, pixels: int) -> Tensor:
         return squeeze_and_excite(sums, self._weights, pixels, self._half)
@@ -216,10 +226,10 @@ def _fold_residual(
     """Convolutions in sequence; the shortcut is added before the activation of the last."""
     *inner, last = convs
     layers: list[_Layer] = [*convs]
-    reach: Callable[[Tensor], Tensor] = shortcut
+    shortcut_layer: Callable[[Tensor], Tensor] = shortcut
     if isinstance(shortcut, nn.Sequential):
-        reach = _FoldedConv(shortcut[0], shortcut[1], nn.Identity(), half)
-        layers.append(reach)
+        shortcut_layer = _FoldedConv(shortcut[0], shortcut[1], nn.Identity(), half)
+        layers.append(shortcut_layer)
     elif shortcut.state_dict():
         raise NotFoldable(f"a {type(shortcut).__name__}")
 
@@ -227,7 +237,7 @@ def _fold_residual(
         y = x
         for conv in inner:
             y = conv(y)
-        return last(y, add=reach(x))
+        return last(y, add=shortcut_layer(x))
 
     return FoldedUnit(layers, run)
 
@@ -250,13 +260,13 @@ def _fold_conv_pool(block: ConvPool, half: torch.dtype) -> FoldedUnit:
     return FoldedUnit([conv], lambda x: pool(conv(x)))
 
 
-def _fold_pair(block: ResidualConvPair, half: torch.dtype) -> FoldedUnit:
+def _fold_residual_pair(block: ResidualConvPair, half: torch.dtype) -> FoldedUnit:
     first = _FoldedConv(block.conv1, block.bn1, block.act1, half)
     last = _FoldedConv(block.conv2, block.bn2, block.act2, half)
     return FoldedUnit([first, last], lambda x: x + last(first(x)))
 
 
-def _fold_filter(
+def _fold_depthwise(
     conv: _FoldedConv, gate: nn.Module, last: _FoldedConv, half: torch.dtype
 ) -> FoldedUnit:
     """The common part of inverted residual blocks: depthwise, squeeze-and-excite, projection."""
@@ -267,7 +277,7 @@ def _fold_filter(
     excite = _FoldedGate(gate, half) if isinstance(gate, SqueezeExcite) else None
 
     def run(x: Tensor, add: Tensor | None = None) -> Tensor:
-        y, sums = conv.filter(x)
+        y, sums = conv.convolve_depthwise(x)
         found = None if excite is None else excite(sums, y.shape[2] * y.shape[3])
         return last(y, add=add, gate=found)
 
@@ -278,7 +288,7 @@ def _fold_filter(
 def _fold_separable(block: DepthwiseSeparableConv, half: torch.dtype) -> FoldedUnit:
     conv = _FoldedConv(block.conv_dw, block.bn1, block.act1, half)
     last = _FoldedConv(block.conv_pw, block.bn2, nn.Identity(), half)
-    unit, skips = _fold_filter(conv, block.se, last, half), block.skips
+    unit, skips = _fold_depthwise(conv, block.se, last, half), block.skips
     return FoldedUnit(unit.layers, lambda x: unit.run(x, x if skips else None))  # type: ignore[call-arg]
 
 
@@ -286,7 +296,7 @@ def _fold_inverted(block: InvertedResidual, half: torch.dtype) -> FoldedUnit:
     first = _FoldedConv(block.conv_pw, block.bn1, block.act1, half)
     conv = _FoldedConv(block.conv_dw, block.bn2, block.act2, half)
     last = _FoldedConv(block.conv_pwl, block.bn3, nn.Identity(), half)
-    unit, skips = _fold_filter(conv, block.se, last, half), block.skips
+    unit, skips = _fold_depthwise(conv, block.se, last, half), block.skips
     layers = [first, *unit.layers]
     return FoldedUnit(layers, lambda x: unit.run(first(x), x if skips else None))  # type: ignore[call-arg]
 
@@ -295,7 +305,7 @@ _BLOCKS: dict[type[nn.Module], Callable[..., FoldedUnit]] = {
     BasicBlock: _fold_basic,
     Bottleneck: _fold_bottleneck,
     ConvPool: _fold_conv_pool,
-    ResidualConvPair: _fold_pair,
+    ResidualConvPair: _fold_residual_pair,
     DepthwiseSeparableConv: _fold_separable,
     InvertedResidual: _fold_inverted,
 }
@@ -314,7 +324,7 @@ def fold_unit(modules: Sequence[nn.Module], half: torch.dtype) -> FoldedUnit:
     while rest:
         module = rest.pop(0)
         if isinstance(module, nn.Conv2d):
-            conv, call = _take_conv(module, rest, half)
+            conv, call = _fold_conv_sequence(module, rest, half)
             layers.append(conv)
             calls.append(call)
         elif isinstance(module, nn.Linear):
@@ -332,10 +342,10 @@ def fold_unit(modules: Sequence[nn.Module], half: torch.dtype) -> FoldedUnit:
         return x
 
     first = layers[0] if layers and isinstance(modules[0], nn.Conv2d) else None
-    return FoldedUnit(layers, run, first.take if isinstance(first, _FoldedConv) else None)
+    return FoldedUnit(layers, run, first.prepare_images if isinstance(first, _FoldedConv) else None)
 
 
-def _take_conv(
+def _fold_conv_sequence(
     module: nn.Module, rest: list[nn.Module], half: torch.dtype
 ) -> tuple[_FoldedConv, Callable[[Tensor], Tensor]]:
     """A convolution fused with the norm, activation and pool after it, as far as possible."""

@@ -22,7 +22,7 @@ _ONE_THREAD = threading.Lock()
 
 
 @dataclass(frozen=True)
-class _Captured:
+class _CapturedGraph:
     graph: torch.cuda.CUDAGraph
     images: Tensor  # as the stem reads them
     logits: Tensor
@@ -32,8 +32,9 @@ class FoldedModel(nn.Module):
     """Scores like a model in evaluation mode, with folded weights in 16 bits.
 
     The model's weights are copied by `refresh` and not read otherwise. Units that cannot be folded
-    run as plain modules, and then nothing is captured; `plain` says why. The first batch of a shape
-    compiles kernels, which takes some seconds. Several threads may call it, on the same stream.
+    run as plain modules, and then nothing is captured; `unfolded_units` says why. The first batch
+    of a shape compiles kernels, which takes some seconds. Several threads may call it, on the same
+    stream.
     """
 
     @torch.inference_mode(mode=False)  # `refresh` writes to its tensors in either mode
@@ -42,14 +43,16 @@ class FoldedModel(nn.Module):
         super().__init__()
         self._half, self._live = half, (model,)  # in a tuple: not a submodule
         self._units: dict[str, FoldedUnit] = {}
-        self.plain: dict[str, str] = {}
+        self.unfolded_units: dict[str, str] = {}
         for unit, paths in model.units.items():
             try:
                 modules = [model.get_submodule(path) for path in paths]
                 self._units[unit] = fold_unit(modules, half)
             except NotFoldable as found:
-                self.plain[unit] = str(found)
-        self._graphs: OrderedDict[_Size, _Captured | None] = OrderedDict()  # None: out of memory
+                self.unfolded_units[unit] = str(found)
+        self._graphs: OrderedDict[_Size, _CapturedGraph | None] = (
+            OrderedDict()
+        )  # None: out of memory
         self._pool: Any = None  # the memory pool that the graphs share: one runs at a time
 
     @torch.inference_mode(mode=False)
@@ -65,8 +68,8 @@ class FoldedModel(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a normalised batch."""
         device = images.device
-        with _ONE_THREAD, _enter(device), torch.autocast(device.type, enabled=False):
-            if self.plain or not images.is_cuda:
+        with _ONE_THREAD, _use_device(device), torch.autocast(device.type, enabled=False):
+            if self.unfolded_units or not images.is_cuda:
                 return self._run(images)
             return self._replay(images)
 
@@ -91,25 +94,25 @@ class FoldedModel(nn.Module):
         if found is None:
             with torch.backends.cudnn.flags(enabled=True, benchmark=True):
                 return self._run(images)
-        self._take(images, found.images)
+        self._prepare_images(images, found.images)
         found.graph.replay()
         return found.logits.clone()
 
-    def _take(self, images: Tensor, out: Tensor | None = None) -> Tensor:
-        take = next(iter(self._units.values())).take
-        if take is not None:
-            return take(images, out)
+    def _prepare_images(self, images: Tensor, out: Tensor | None = None) -> Tensor:
+        prepare_images = next(iter(self._units.values())).prepare_images
+        if prepare_images is not None:
+            return prepare_images(images, out)
         return images.clone() if out is None else out.copy_(images)
 
     @torch.inference_mode(mode=False)  # the images are written to in either mode
     @torch.no_grad()
-    def _capture(self, images: Tensor) -> _Captured | None:
+    def _capture(self, images: Tensor) -> _CapturedGraph | None:
         """A graph for images of this shape; None if there is no memory for one."""
         with torch.backends.cudnn.flags(enabled=True, benchmark=True):
             CHOICES.compile_all(lambda: self._run(images))
             self._run(images)  # in this thread: cuDNN's benchmarks are cached per thread
             try:
-                static, graph = self._take(images), torch.cuda.CUDAGraph()
+                static, graph = self._prepare_images(images), torch.cuda.CUDAGraph()
                 # other threads write checkpoints and watch ranks meanwhile
                 with torch.cuda.graph(
                     graph,
@@ -121,10 +124,10 @@ class FoldedModel(nn.Module):
             except torch.OutOfMemoryError:  # a graph's memory is its own, whatever else is free
                 return None
         self._pool = graph.pool()
-        return _Captured(graph, static, logits)
+        return _CapturedGraph(graph, static, logits)
 
 
-def _enter(device: torch.device) -> AbstractContextManager[object]:
+def _use_device(device: torch.device) -> AbstractContextManager[object]:
     """A context with this device current: launch and capture ignore where the tensors are."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
@@ -142,4 +145,4 @@ def fold_model(model: nn.Module, half: torch.dtype | None) -> FoldedModel | None
     if type(model).forward is not UnitModel.forward or find_gpu_problem() is not None:
         return None
     folded = FoldedModel(model, half)
-    return folded if len(folded.plain) < len(model.units) else None
+    return folded if len(folded.unfolded_units) < len(model.units) else None

@@ -70,12 +70,12 @@ def _find_rows(row, M, PIXELS, GATE: tl.constexpr, BM: tl.constexpr):
 @triton.jit
 def _find_corners(m, H, W, HO, WO, TAPS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr):
     """Row, column and index of the first pixel of each output's window; of a plain GEMM, m."""
-    top, left, place = m, m, m
+    top, left, offsets = m, m, m
     if (TAPS > 1) | (STRIDE > 1) | (PAD > 0):
         image, h, wide = m // (HO * WO), (m // WO) % HO, m % WO
         top, left = h * STRIDE - PAD, wide * STRIDE - PAD
-        place = (image * H + top) * W + left
-    return top, left, place
+        offsets = (image * H + top) * W + left
+    return top, left, offsets
 
 
 @triton.jit(do_not_specialize=["M", "H", "W", "HO", "WO"])
@@ -100,10 +100,10 @@ def convolve(
     n = column * BN + tl.arange(0, BN)
     m, image = _find_rows(row, M, HO * WO, GATE, BM)
     inside, okn = m < M, n < N
-    top, left, place = _find_corners(m, H, W, HO, WO, KH * KW, STRIDE, PAD)
-    place *= PITCH
+    top, left, offsets = _find_corners(m, H, W, HO, WO, KH * KW, STRIDE, PAD)
+    offsets *= PITCH
     if GROUPED:
-        place += column * BN
+        offsets += column * BN
     acc = tl.zeros((BM, BN), tl.float32)
     for step in range(split * ALL // SPLITS, (split + 1) * ALL // SPLITS):
         if KH * KW == 1:
@@ -115,7 +115,7 @@ def convolve(
         if PAD > 0:
             ok = ok & (top + down >= 0) & (top + down < H)
             ok = ok & (left + right >= 0) & (left + right < W)
-        source = (place + (down * W + right) * PITCH)[:, None] + k[None, :]
+        source = (offsets + (down * W + right) * PITCH)[:, None] + k[None, :]
         target = n[:, None] * (KH * KW * C) + (tap * C + k)[None, :]
         if WHOLE:
             rows = tl.load(x + source, mask=ok[:, None], other=0.0)
@@ -160,7 +160,7 @@ def convolve_rows(
 
 
 @triton.jit(do_not_specialize=["M", "P"])
-def convolve_ahead(
+def convolve_tma(
     x, w, bias, add, out, M, N, K, P, ADD: tl.constexpr, ACT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
     FLAT: tl.constexpr,
@@ -176,8 +176,8 @@ def convolve_ahead(
         top, side = (tile // blocks) * BM, (tile % blocks) * BN
         if ADD & EARLY:
             m0, n0 = top + tl.arange(0, BM), side + tl.arange(0, BN)
-            place = m0[:, None] * N + n0[None, :]
-            added = tl.load(add + place, mask=(m0 < M)[:, None], other=0.0)
+            offsets = m0[:, None] * N + n0[None, :]
+            added = tl.load(add + offsets, mask=(m0 < M)[:, None], other=0.0)
         acc = tl.zeros((BM, BN), tl.float32)
         for k0 in range(0, K, BK):
             acc = tl.dot(x.load([top, k0]), tl.trans(w.load([side, k0])), acc)
@@ -230,10 +230,10 @@ def activate_and_pool(
 
 
 @triton.jit(do_not_specialize=["M", "H", "W", "HO", "WO", "LEFT"])
-def gather_squares(x, out, M, H, W, HO, WO, LEFT, SN, SC, SH, SW, BM: tl.constexpr):
+def space_to_depth(x, out, M, H, W, HO, WO, LEFT, SN, SC, SH, SW, BM: tl.constexpr):
     """Space-to-depth: 2 x 2 pixels of 3 channels become one of 16 channels, the last four zero.
 
-    Output pixel (h, w) is the square at 2 (h - LEFT), 2 (w - LEFT); zero beyond the image.
+    Output pixel (h, w) is the block at 2 (h - LEFT), 2 (w - LEFT); zero beyond the image.
     """
     m, k = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, 16)
     n, h, w = m // (HO * WO), (m // WO) % HO, m % WO
@@ -241,8 +241,8 @@ def gather_squares(x, out, M, H, W, HO, WO, LEFT, SN, SC, SH, SW, BM: tl.constex
     ok = (m < M)[:, None] & (k < 12) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
     o = n[:, None] * SN + row * SH + column * SW + (k % 3) * SC
     value = tl.load(x + o, mask=ok, other=0.0)
-    place = m[:, None] * 16 + k[None, :]
-    tl.store(out + place, value.to(out.dtype.element_ty), mask=(m < M)[:, None])
+    offsets = m[:, None] * 16 + k[None, :]
+    tl.store(out + offsets, value.to(out.dtype.element_ty), mask=(m < M)[:, None])
 
 
 @triton.jit(do_not_specialize=["PIXELS", "C8"])

@@ -9,79 +9,79 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.inference.conv_ways import (
+from phalanx.inference.conv_implementations import (
     ACTIVATIONS,
-    SQUARE,
+    STEM_CHANNELS,
     count_blocks,
-    fits,
-    launch,
+    fits_32_bit_offsets,
+    launch_kernel,
     runs_kernels,
 )
 from phalanx.kernels.choices import make_tiles
 from phalanx.kernels.image_layout import new_image
 
-_SQUARE_TILE = make_tiles("BM", (64, 4, 1))[0]
+_BLOCK_TILE = make_tiles("BM", (64, 4, 1))[0]
 _IMAGE_TILE = make_tiles("BM BC", (16, 64, 4, 1))[0]
 
 
-# --- the stem: a convolution of stride 2 over three channels as one of stride 1 over squares ---
+# --- the stem: a convolution of stride 2 over three channels as one of stride 1 over blocks ---
 
 
-def gather_squares_reference(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
-    """`gather_squares` in plain torch."""
+def space_to_depth_reference(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
+    """`space_to_depth` in plain torch."""
     before, after = padding
     odd = [edge % 2 for edge in x.shape[2:]]
     x = F.pad(x.to(half), (2 * before, 2 * after + odd[1], 2 * before, 2 * after + odd[0]))
     n, c, h, w = x.shape
-    squares = x.view(n, c, h // 2, 2, w // 2, 2).permute(0, 3, 5, 1, 2, 4)
-    squares = F.pad(squares.reshape(n, 4 * c, h // 2, w // 2), (0, 0, 0, 0, 0, SQUARE - 4 * c))
-    return squares.contiguous(memory_format=torch.channels_last)
+    blocks = x.view(n, c, h // 2, 2, w // 2, 2).permute(0, 3, 5, 1, 2, 4)
+    blocks = F.pad(blocks.reshape(n, 4 * c, h // 2, w // 2), (0, 0, 0, 0, 0, STEM_CHANNELS - 4 * c))
+    return blocks.contiguous(memory_format=torch.channels_last)
 
 
 @torch.library.custom_op("phalanx::gather_squares", mutates_args=("out",))
-def gather_squares(x: Tensor, out: Tensor, padding: Sequence[int]) -> None:
+def space_to_depth(x: Tensor, out: Tensor, padding: Sequence[int]) -> None:
     """Space-to-depth: 2 x 2 pixels of 3 channels become a pixel of 16 channels, the last four zero.
 
-    padding: squares of zeros before and after, in both directions. out: from `empty_squares`.
+    padding: blocks of zeros before and after, in both directions. out: from `empty_space_to_depth`.
     """
-    if not runs_kernels(x) or not fits(x):
-        out.copy_(gather_squares_reference(x, padding, out.dtype))
+    if not runs_kernels(x) or not fits_32_bit_offsets(x):
+        out.copy_(space_to_depth_reference(x, padding, out.dtype))
         return
-    rows = out.numel() // SQUARE
+    rows = out.numel() // STEM_CHANNELS
     args = (x, out, rows, *x.shape[2:], *out.shape[2:], padding[0], *x.stride())
-    launch(
-        "phalanx.inference.layers_fused.gather_squares",
-        (-(-rows // _SQUARE_TILE["BM"]),),
+    launch_kernel(
+        "phalanx.inference.layers_fused.space_to_depth",
+        (-(-rows // _BLOCK_TILE["BM"]),),
         args,
-        _SQUARE_TILE,
+        _BLOCK_TILE,
     )
 
 
-gather_squares.register_fake(lambda x, out, padding: None)
+space_to_depth.register_fake(lambda x, out, padding: None)
 
 
-def empty_squares(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
-    """An empty tensor for the squares of a batch of images."""
+def empty_space_to_depth(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
+    """An empty tensor for `space_to_depth` of a batch of images."""
     high, wide = ((edge + 1) // 2 + sum(padding) for edge in x.shape[2:])
-    return new_image(x, SQUARE, high, wide, dtype=half)
+    return new_image(x, STEM_CHANNELS, high, wide, dtype=half)
 
 
-def fold_into_squares(weight: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """The weights [O, 3, KS, KS] of a convolution of stride 2, padded by KS // 2, over squares.
+def rearrange_stem_weight(weight: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """The weights [O, 3, KS, KS] of a convolution of stride 2, padded by KS // 2, over blocks.
 
-    Returns [O, 16, T, T] for a convolution of stride 1 without padding, and the squares of zeros
+    Returns [O, 16, T, T] for a convolution of stride 1 without padding, and the blocks of zeros
     that the image needs before and after.
     """
     wide, colours, kernel, _ = weight.shape
     reach = kernel // 2
     before, after = -(-reach // 2), reach // 2
     taps = before + after + 1
-    shift_by = 2 * before - reach  # of the window within its squares
+    shift_by = 2 * before - reach  # of the window within its blocks
     grown = weight.new_zeros(wide, colours, 2 * taps, 2 * taps)
     grown[:, :, shift_by : shift_by + kernel, shift_by : shift_by + kernel] = weight
-    squares = grown.view(wide, colours, taps, 2, taps, 2).permute(0, 3, 5, 1, 2, 4)
-    out = weight.new_zeros(wide, SQUARE, taps, taps)
-    out[:, : 4 * colours] = squares.reshape(wide, 4 * colours, taps, taps)
+    blocks = grown.view(wide, colours, taps, 2, taps, 2).permute(0, 3, 5, 1, 2, 4)
+    out = weight.new_zeros(wide, STEM_CHANNELS, taps, taps)
+    out[:, : 4 * colours] = blocks.reshape(wide, 4 * colours, taps, taps)
     return out.contiguous(memory_format=torch.channels_last), (before, after)
 
 
@@ -94,13 +94,15 @@ def pool_reference(x: Tensor, bias: Tensor, act: int) -> Tensor:
 @torch.library.custom_op("phalanx::activate_and_pool", mutates_args=())
 def activate_and_pool(x: Tensor, bias: Tensor, act: int) -> Tensor:
     """The 3x3 max-pool of stride 2 of act(x + bias), for a non-decreasing act."""
-    if not runs_kernels(x) or not fits(x) or x.shape[1] % 8:
+    if not runs_kernels(x) or not fits_32_bit_offsets(x) or x.shape[1] % 8:
         return pool_reference(x, bias, act)
     channels, out = x.shape[1], _empty_pooled(x)
     rows = out.numel() // channels
     args = (x, bias, out, rows, channels // 8, *x.shape[2:], *out.shape[2:])
     grid = count_blocks(rows, channels, _IMAGE_TILE)
-    launch("phalanx.inference.layers_fused.activate_and_pool", grid, args, _IMAGE_TILE, ACT=act)
+    launch_kernel(
+        "phalanx.inference.layers_fused.activate_and_pool", grid, args, _IMAGE_TILE, ACT=act
+    )
     return out
 
 
@@ -119,11 +121,11 @@ def _empty_pooled(x: Tensor) -> Tensor:
 def average_pixels(x: Tensor) -> Tensor:
     """The mean over the pixels of channels_last images, [N, C]."""
     images, channels, high, wide = x.shape
-    if not runs_kernels(x) or not fits(x) or channels % 8:
+    if not runs_kernels(x) or not fits_32_bit_offsets(x) or channels % 8:
         return x.mean((2, 3))
     out = x.new_empty(images, channels)
     grid = (-(-channels // _IMAGE_TILE["BC"]), images)
-    launch(
+    launch_kernel(
         "phalanx.inference.layers_fused.average_pixels",
         grid,
         (x, out, high * wide, channels // 8),

@@ -112,7 +112,7 @@ def apply_norm(
     fused = find_fused_for(x, "phalanx.kernels.norm_passes_fused.apply_norm_fused")
     if fused is not None:
         return fused(x, v, activation, (residual, residual_v, factor), last=add_last)
-    value, by = normalise(x, v), for_images(factor, x)
+    value, by = normalise(x, v), broadcast_images(factor, x)
     value = (_activate(value, activation) if add_last else value) * by
     if residual is not None:
         value += residual.float() if residual_v is None else normalise(residual, residual_v)
@@ -144,7 +144,7 @@ def reduce_norm(
     if fused is not None:
         return fused(dy, x, v, activation, factor)
     gradient = dy.float() * find_derivative(normalise(x, v), activation)
-    return _reduce_reference(gradient * for_images(factor, x), x, v)
+    return _reduce_reference(gradient * broadcast_images(factor, x), x, v)
 
 
 @reduce_norm.register_fake
@@ -171,7 +171,7 @@ def reduce_norm_gated(
     gradient = dy.float() if second is None else dy.float() + second.float()
     is_open = unpack_signs(gate, x) if gate.dtype == torch.uint8 else gate > 0
     gradient = gradient * is_open
-    u = _reduce_reference(gradient * for_images(factor, x), x, v)
+    u = _reduce_reference(gradient * broadcast_images(factor, x), x, v)
     return gradient.to(dy.dtype), u
 
 
@@ -210,8 +210,10 @@ def apply_norm_back(
     fused = find_fused_for(x, "phalanx.kernels.norm_passes_fused.apply_norm_back_fused")
     if fused is not None:
         return fused(dy, x, v, u, activation, factor)
-    gradient = dy.float() * find_derivative(normalise(x, v), activation) * for_images(factor, x)
-    _, _, a, b, c = (_for_channels(row, x) for row in u)
+    gradient = (
+        dy.float() * find_derivative(normalise(x, v), activation) * broadcast_images(factor, x)
+    )
+    _, _, a, b, c = (_broadcast_channels(row, x) for row in u)
     return (a * gradient + b * x.float() + c).to(x.dtype)
 
 
@@ -263,19 +265,19 @@ def unpack_signs(signs: Tensor, like: Tensor) -> Tensor:
     return kept.view(n, h, w, c).permute(0, 3, 1, 2).bool()
 
 
-def _for_channels(row: Tensor, x: Tensor) -> Tensor:
+def _broadcast_channels(row: Tensor, x: Tensor) -> Tensor:
     """One number per channel, or per image and channel, in a shape that broadcasts with x."""
     return row.view(-1, x.shape[1], *(1 for _ in x.shape[2:]))
 
 
-def for_images(factor: Tensor | None, x: Tensor) -> Tensor | float:
+def broadcast_images(factor: Tensor | None, x: Tensor) -> Tensor | float:
     """One number per image, in a shape that broadcasts with x; 1.0 without a factor."""
     return 1.0 if factor is None else factor.float().view(-1, *(1 for _ in x.shape[1:]))
 
 
 def normalise(x: Tensor, v: Tensor) -> Tensor:
     """x * scale + shift in float32."""
-    return x.float() * _for_channels(v[2], x) + _for_channels(v[3], x)
+    return x.float() * _broadcast_channels(v[2], x) + _broadcast_channels(v[3], x)
 
 
 def _activate(value: Tensor, activation: int) -> Tensor:

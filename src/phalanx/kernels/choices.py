@@ -20,7 +20,7 @@ from torch import Tensor
 from phalanx.kernels.fused import find_memory_error
 
 Tile = dict[str, int]  # launch parameters by name: block sizes, num_warps, num_stages
-Ways = Mapping[str, Callable[[], Any]]  # implementations of one computation, by name
+Implementations = Mapping[str, Callable[[], Any]]  # of one computation, by name
 
 _REPLAYS, _REPEATS = 3, 8  # of a measurement: replays of a graph, and runs in the graph
 _MOST_COMPILERS = 16
@@ -61,22 +61,22 @@ class Launch:
 
     def without_memory(self) -> "Launch":
         """The same launch with empty tensors: the compiler looks at dtype and alignment only."""
-        args = tuple(_forget(value) for value in self.args)
+        args = tuple(_drop_memory(value) for value in self.args)
         return replace(self, args=args)
 
     @property
-    def compiled_as(self) -> tuple[Any, ...]:
+    def compile_key(self) -> tuple[Any, ...]:
         """A key that differs wherever Triton compiles a separate kernel."""
         plain = getattr(self.kernel, "do_not_specialize", None) or ()
         names = getattr(self.kernel, "arg_names", ())
         args = [
-            _specialise(value, plain=place < len(names) and names[place] in plain)
-            for place, value in enumerate(self.args)
+            _specialise(value, plain=index < len(names) and names[index] in plain)
+            for index, value in enumerate(self.args)
         ]
         return (self.name, tuple(self.flags.items()), tuple(args))
 
 
-def _forget(value: Any) -> Any:
+def _drop_memory(value: Any) -> Any:
     """An empty tensor in place of one that is aligned to 16 bytes; other values as they are."""
     if isinstance(value, Tensor) and value.data_ptr() % 16 == 0:
         return value.new_empty(0)
@@ -116,7 +116,7 @@ class KernelChoices:
     """
 
     def __init__(self) -> None:
-        self.known: dict[str, str] = {}  # the name of the chosen launch or implementation
+        self.chosen_names: dict[str, str] = {}  # of launches and implementations
         self.measures = True  # if not, always the first: the same on every machine
         self.timings: dict[str, dict[str, float]] = {}  # milliseconds of each, where timed
         self._recording = _Recording()
@@ -131,48 +131,48 @@ class KernelChoices:
         **flags: int,
     ) -> Tile:
         """Launch a kernel with its fastest tile; returns the tile."""
-        return self.run_fastest([Launch(kernel, grid(t), args, t, flags) for t in tiles]).tile
+        return self.launch_fastest([Launch(kernel, grid(t), args, t, flags) for t in tiles]).tile
 
-    def run_fastest(self, launches: Sequence[Launch]) -> Launch:
+    def launch_fastest(self, launches: Sequence[Launch]) -> Launch:
         """Run the fastest of several launches of the same work; returns it."""
         if self._recording.has_this_thread:
             for launch in launches:
-                self._recording.launches[launch.compiled_as] = launch.without_memory()
+                self._recording.launches[launch.compile_key] = launch.without_memory()
             return launches[0]
         by_name = {launch.name: launch for launch in launches}
-        chosen = by_name.pop(self.find(_describe(launches[0]), by_name))
+        chosen = by_name.pop(self.find_fastest(_make_key(launches[0]), by_name))
         return _run_first([chosen, *by_name.values()])
 
-    def choose(self, key: str, ways: Ways) -> Any:
+    def run_fastest(self, key: str, implementations: Implementations) -> Any:
         """The result of the fastest of several implementations."""
         if self._recording.has_this_thread:
-            first, *_ = [way() for way in ways.values()]  # all of them must be compiled
+            first, *_ = [run() for run in implementations.values()]  # all of them must be compiled
             return first
-        return ways[self.find(key, ways)]()
+        return implementations[self.find_fastest(key, implementations)]()
 
-    def choose_name(self, key: str, ways: Ways) -> str:
+    def choose_name(self, key: str, implementations: Implementations) -> str:
         """The name of the fastest implementation, for a caller that runs it by itself.
 
         What is timed must have no side effects: no running statistics are given to be updated.
         """
         if not self._recording.has_this_thread:
-            return self.find(key, ways)
-        for way in ways.values():  # all of them must be compiled
-            way()
-        return next(iter(ways))
+            return self.find_fastest(key, implementations)
+        for run in implementations.values():  # all of them must be compiled
+            run()
+        return next(iter(implementations))
 
-    def find(self, key: str, ways: Ways) -> str:
+    def find_fastest(self, key: str, implementations: Implementations) -> str:
         """The name of the fastest implementation; any that fails (shared memory) is left out."""
-        if self.measures and self.known.get(key) in ways:
-            return self.known[key]
-        first = next(iter(ways))
-        if len(ways) > 1 and self.measures and _can_measure():
-            self.timings[key] = found = _time_each(ways)
-            self.known[key] = first = min(found, key=lambda name: found[name])
+        if self.measures and self.chosen_names.get(key) in implementations:
+            return self.chosen_names[key]
+        first = next(iter(implementations))
+        if len(implementations) > 1 and self.measures and _can_measure():
+            self.timings[key] = found = _time_each(implementations)
+            self.chosen_names[key] = first = min(found, key=lambda name: found[name])
         return first
 
     @contextmanager
-    def unmeasured(self) -> Iterator[None]:
+    def without_timing(self) -> Iterator[None]:
         """Within the block nothing is timed: the first choice is used, as for meta tensors."""
         measures, self.measures = self.measures, False
         try:
@@ -217,7 +217,7 @@ def _can_measure() -> bool:
     return torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()
 
 
-def _describe(launch: Launch) -> str:
+def _make_key(launch: Launch) -> str:
     """What a launch computes: kernel, integer arguments, dtype of the first tensor, and flags."""
     numbers = [value for value in launch.args if isinstance(value, int)]
     dtype = next((value.dtype for value in launch.args if isinstance(value, Tensor)), None)
@@ -225,13 +225,13 @@ def _describe(launch: Launch) -> str:
     return f"{launch.kernel.__name__} {numbers} {dtype} {flags}".rstrip()
 
 
-def _time_each(ways: Ways) -> dict[str, float]:
+def _time_each(implementations: Implementations) -> dict[str, float]:
     """Milliseconds of each implementation that works."""
     found: dict[str, float] = {}
     failures: list[Exception] = []
-    for name, way in ways.items():
+    for name, run in implementations.items():
         try:
-            found[name] = _time_on_device(way)
+            found[name] = _time_on_device(run)
         except Exception as failure:  # noqa: BLE001 - compilers and drivers raise what they like
             failures.append(failure)
     if not found:

@@ -21,8 +21,8 @@ def find_fused(name: str) -> Callable[..., Any] | None:
 
 def find_fused_for(tensor: Tensor, name: str) -> Callable[..., Any] | None:
     """`find_fused` if the tensor is on a GPU or Triton's interpreter is on; else None."""
-    is_taken = tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    return find_fused(name) if is_taken else None
+    runs_fused = tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return find_fused(name) if runs_fused else None
 
 
 def find_memory_error() -> type[BaseException]:

@@ -21,7 +21,7 @@ SIZE, GROUP = tl.constexpr(7), tl.constexpr(8)
 AVERAGE_SHARE = tl.constexpr(update.AVERAGE_SHARE)
 CLIP_VALUE, GROUPS = tl.constexpr(update.CLIP_VALUE), tl.constexpr(update.GROUPS)
 GROUP_SIZE = tl.constexpr(len(GroupSettings._fields))
-LR, L2, KEPT, MOMENTUM, DECAY, EPS = map(tl.constexpr, range(len(GroupSettings._fields)))
+LR, L2, WEIGHT_FACTOR, MOMENTUM, DECAY, EPS = map(tl.constexpr, range(len(GroupSettings._fields)))
 UNSCALE, CLIP_RATIO = tl.constexpr(update.UNSCALE), tl.constexpr(update.CLIP_RATIO)
 UPDATED, VELOCITY_SCALE = tl.constexpr(update.UPDATED), tl.constexpr(update.VELOCITY_SCALE)
 _NORM, _CLIP_NORM = tl.constexpr(update.NORM), tl.constexpr(update.CLIP_NORM)
@@ -112,19 +112,19 @@ def sum_squares(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _add_up(sums, count, MANY: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sum_blocks(sums, count, MANY: tl.constexpr):  # type: ignore[no-untyped-def]
     """Both sums over all blocks, always in the same order."""
     total = tl.zeros([MANY], tl.float64)
     clipped = tl.zeros([MANY], tl.float64)
     for start in range(0, count, MANY):
-        place = start + tl.arange(0, MANY)
-        total += tl.load(sums + 2 * place, mask=place < count, other=0.0)
-        clipped += tl.load(sums + 2 * place + 1, mask=place < count, other=0.0)
+        indices = start + tl.arange(0, MANY)
+        total += tl.load(sums + 2 * indices, mask=indices < count, other=0.0)
+        clipped += tl.load(sums + 2 * indices + 1, mask=indices < count, other=0.0)
     return tl.sum(total), tl.sum(clipped)
 
 
 @triton.jit
-def _adapt(state, multiplier, settings, finite, history):  # type: ignore[no-untyped-def]
+def _adapt_loss_scale(state, multiplier, settings, finite, history):  # type: ignore[no-untyped-def]
     """Update the loss scale after a step."""
     scale, finite_steps = tl.load(state), tl.load(state + 1) + tl.where(finite, 1.0, 0.0)
     skipped, changes = tl.load(state + 2), tl.load(state + 3)
@@ -157,7 +157,7 @@ def _power(base, exponent):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _count_rows(  # type: ignore[no-untyped-def]
+def _advance_scalars(  # type: ignore[no-untyped-def]
     table,
     rows,
     settings,
@@ -168,8 +168,8 @@ def _count_rows(  # type: ignore[no-untyped-def]
 ):
     """Advance the scalar state of each updated weight, and store the two factors of its update."""
     for start in range(0, rows, MANY):
-        place = start + tl.arange(0, MANY)
-        row, inside = table + place, place < rows
+        indices = start + tl.arange(0, MANY)
+        row, inside = table + indices, indices < rows
         inside &= tl.load(row + GRADIENT * rows, mask=inside, other=0) != 0
         number = tl.load(row + _NUMBER * rows, mask=inside, other=0)
         group = settings + GROUPS + GROUP_SIZE * tl.load(row + GROUP * rows, mask=inside, other=0)
@@ -188,8 +188,8 @@ def _count_rows(  # type: ignore[no-untyped-def]
             first = lr / (1.0 - _power(beta1, steps))
             second = tl.sqrt(1.0 - _power(beta2, steps))
             tl.store(number, steps, mask=inside)
-        tl.store(factors + 2 * place, first.to(tl.float32), mask=inside)
-        tl.store(factors + 2 * place + 1, second.to(tl.float32), mask=inside)
+        tl.store(factors + 2 * indices, first.to(tl.float32), mask=inside)
+        tl.store(factors + 2 * indices + 1, second.to(tl.float32), mask=inside)
 
 
 @triton.jit
@@ -205,7 +205,7 @@ def _copy_counters(counters, pairs, MANY: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit
-def finish(  # type: ignore[no-untyped-def]
+def finish_gradient_norm(  # type: ignore[no-untyped-def]
     table,
     rows,
     sums,
@@ -225,7 +225,7 @@ def finish(  # type: ignore[no-untyped-def]
     """Fill results and factors from the sums of all blocks."""
     scale = tl.load(loss_scale)
     velocity_scale = scale / tl.load(settings + _VELOCITY_RATIO)
-    squares, clipped = _add_up(sums, blocks, MANY)
+    squares, clipped = _sum_blocks(sums, blocks, MANY)
     norm, length = tl.sqrt(squares).to(tl.float32), tl.sqrt(clipped).to(tl.float32)
     longest = tl.load(settings + _CLIP_NORM).to(tl.float32)
     ratio = tl.div_rn(1.0, length + 1e-6) * longest  # as torch divides a number by a tensor
@@ -233,7 +233,7 @@ def finish(  # type: ignore[no-untyped-def]
     finite = tl.abs(norm) < float("inf")
     if ADAPTS:
         updated = finite
-        _adapt(loss_scale, multiplier, settings, finite, history)
+        _adapt_loss_scale(loss_scale, multiplier, settings, finite, history)
     else:
         updated = finite | True
     tl.store(results + _NORM, tl.where(updated, norm, 0.0))
@@ -243,5 +243,5 @@ def finish(  # type: ignore[no-untyped-def]
     tl.store(results + VELOCITY_SCALE, velocity_scale.to(tl.float32))
     if updated:
         if FORMULA == COMBINED or FORMULA == ADAM or FORMULA == RMSPROP:
-            _count_rows(table, rows, settings, velocity_scale, factors, FORMULA, MANY)
+            _advance_scalars(table, rows, settings, velocity_scale, factors, FORMULA, MANY)
         _copy_counters(counters, pairs, MANY)

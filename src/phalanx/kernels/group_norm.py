@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from phalanx.kernels.batch_norm import find_derivative, for_images, normalise, unpack_signs
+from phalanx.kernels.batch_norm import broadcast_images, find_derivative, normalise, unpack_signs
 from phalanx.kernels.fused import find_fused_for
 
 
@@ -57,7 +57,7 @@ def reduce_group_norm(
     if fused is not None:
         return fused((dy, None, x, None, factor), v, groups, activation, out=False)[1]
     gradient = dy.float() * find_derivative(normalise(x, v), activation)
-    return _reduce_reference(gradient * for_images(factor, x), x, v, groups)
+    return _reduce_reference(gradient * broadcast_images(factor, x), x, v, groups)
 
 
 @reduce_group_norm.register_fake
@@ -90,7 +90,7 @@ def reduce_group_norm_gated(
     gradient = dy.float() if second is None else dy.float() + second.float()
     is_open = unpack_signs(gate, x) if gate.dtype == torch.uint8 else gate > 0
     gradient = gradient * is_open
-    u = _reduce_reference(gradient * for_images(factor, x), x, v, groups)
+    u = _reduce_reference(gradient * broadcast_images(factor, x), x, v, groups)
     return gradient.to(dy.dtype), u
 
 

@@ -36,7 +36,7 @@ def new_image(
     return torch.empty(shape, dtype=dtype or like.dtype, device=like.device).permute(0, 3, 1, 2)
 
 
-def is_spread(x: Tensor) -> bool:
+def is_expanded(x: Tensor) -> bool:
     """Whether an image's pixels share one row (stride 0), like the gradient of mean pooling."""
     return x.stride()[2:] == (0, 0) and x[:, :, 0, 0].is_contiguous()
 

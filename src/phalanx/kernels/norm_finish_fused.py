@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, Tile, make_tiles
-from phalanx.kernels.norm_passes_fused import place, sum_gradients, sum_statistics
+from phalanx.kernels.norm_passes_fused import find_offsets, sum_gradients, sum_statistics
 
 # one tile each: timing would repeat a kernel that updates running statistics
 _TILES = make_tiles("BG BC", (64, 16, 4, 3))
@@ -28,7 +28,7 @@ def _add_partials(s, c, C, G, BG: tl.constexpr, BC: tl.constexpr):
     """Two sums, each over G rows of partial sums."""
     first, second = tl.zeros((BG, BC), tl.float32), tl.zeros((BG, BC), tl.float32)
     for g0 in range(0, G, BG):
-        o, ok = place(g0 + tl.arange(0, BG), c, G, C, False)
+        o, ok = find_offsets(g0 + tl.arange(0, BG), c, G, C, False)
         first += tl.load(s + o, mask=ok, other=0.0)
         second += tl.load(s + G * C + o, mask=ok, other=0.0)
     return tl.sum(first, 0), tl.sum(second, 0)

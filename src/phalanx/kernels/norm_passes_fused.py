@@ -29,7 +29,7 @@ _MULTIPROCESSORS = 132  # of an H100 or H200
 
 
 @triton.jit
-def place(m, c, M, C, WIDE: tl.constexpr):
+def find_offsets(m, c, M, C, WIDE: tl.constexpr):
     """Offsets of the pixels m and channels c, and the mask of those in bounds."""
     if WIDE:
         m = m.to(tl.int64)
@@ -37,7 +37,7 @@ def place(m, c, M, C, WIDE: tl.constexpr):
 
 
 @triton.jit
-def skip_images(pixels):
+def find_first_pixel(pixels):
     """The index of the first pixel of a program's image."""
     return tl.program_id(2).to(tl.int64) * pixels
 
@@ -111,11 +111,11 @@ def _sum_statistics(x, s, M, C, R, G, WIDE: tl.constexpr, BM: tl.constexpr, BC: 
     would lose precision.
     """
     c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
-    x += skip_images(M) * C
+    x += find_first_pixel(M) * C
     first = tl.load(x + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
     total, square = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
     for r in range(g * BM, M, G * BM):
-        o, ok = place(r + tl.arange(0, BM), c, M, C, WIDE)
+        o, ok = find_offsets(r + tl.arange(0, BM), c, M, C, WIDE)
         value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
         value = tl.where(ok, value - first, 0.0)
         total += value
@@ -130,8 +130,8 @@ def _apply(
 ):  # fmt: skip
     """Normalise, with factor, residual and activation; LAST: the residual is added after it."""
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
-    o, ok = place(m, c, M, C, WIDE)
-    before = skip_images(M) * C
+    o, ok = find_offsets(m, c, M, C, WIDE)
+    before = find_first_pixel(M) * C
     value = tl.load(x + before + o, mask=ok, other=0.0).to(tl.float32)
     value = value * load_row(v, 2, c, C, R) + load_row(v, 3, c, C, R)
     if LAST:
@@ -162,11 +162,11 @@ def _sum_gradients(
     """
     c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
     mean, scale = load_row(v, 0, c, C, R), load_row(v, 2, c, C, R)
-    shift, before = load_row(v, 3, c, C, R), skip_images(M) * C
+    shift, before = load_row(v, 3, c, C, R), find_first_pixel(M) * C
     total, product = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
     for r in range(g * BM, M, G * BM):
         m = r + tl.arange(0, BM)
-        o, ok = place(m, c, M, C, WIDE)
+        o, ok = find_offsets(m, c, M, C, WIDE)
         d = tl.load(dy + before + o, mask=ok, other=0.0).to(tl.float32)
         value = tl.load(x + before + o, mask=ok, other=0.0).to(tl.float32)
         if second is not None:
@@ -175,7 +175,7 @@ def _sum_gradients(
             d = activate_back(d, value * scale + shift, ACT)
         elif SIGNS:
             b = tl.program_id(0) * (BC // 8) + tl.arange(0, BC // 8)
-            at, there = place(m, b, M, C // 8, WIDE)
+            at, there = find_offsets(m, b, M, C // 8, WIDE)
             packed = tl.load(gate + before // 8 + at, mask=there, other=0)
             d = tl.where(_unpack_signs(packed, BM, BC) > 0, d, 0.0)
         else:
@@ -196,8 +196,8 @@ def _apply_back(
 ):  # fmt: skip
     """The gradient of a norm's input."""
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
-    o, ok = place(m, c, M, C, WIDE)
-    before = skip_images(M) * C
+    o, ok = find_offsets(m, c, M, C, WIDE)
+    before = find_first_pixel(M) * C
     d = tl.load(dy + before + o, mask=ok, other=0.0).to(tl.float32)
     value = tl.load(x + before + o, mask=ok, other=0.0).to(tl.float32)
     if ACT != 0:

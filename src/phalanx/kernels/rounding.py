@@ -102,12 +102,12 @@ def _find_fused_for(
     if not (values and values[0].is_cuda):
         return None
     pairs = [*zip(values, targets, strict=True), *zip(targets, gradients, strict=bool(gradients))]
-    suited = (
+    is_supported = (
         all(value.numel() < _MAX_FUSED_ELEMENTS and find_layout(value) for value in values)
         and all(one.stride() == two.stride() for one, two in pairs)
         and all(tensor.dtype == targets[0].dtype for tensor in (*targets, *gradients))
     )
-    return find_fused("phalanx.kernels.rounding_fused.round_fused") if suited else None
+    return find_fused("phalanx.kernels.rounding_fused.round_fused") if is_supported else None
 
 
 def find_layout(values: Tensor) -> tuple[int, int] | None:

@@ -58,9 +58,9 @@ def _to_16_bits(bits, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _store_sum(place, parts):  # type: ignore[no-untyped-def]
+def _store_sum(pointer, parts):  # type: ignore[no-untyped-def]
     """Store a sum of this block; with atomic additions, floats would depend on their order."""
-    tl.store(place, tl.sum(parts.to(tl.float64)))
+    tl.store(pointer, tl.sum(parts.to(tl.float64)))
 
 
 @triton.jit

@@ -6,21 +6,21 @@ from torch import Tensor
 from phalanx.kernels.fused import find_fused
 
 
-def shift_batch(images: Tensor, places: Tensor, *, reflects: bool = False) -> Tensor:
+def shift_batch(images: Tensor, crops: Tensor, *, reflects: bool = False) -> Tensor:
     """Images of a dataset [M, H, W] or [M, H, W, 3], shifted: [N, H, W, 3].
 
     Pixels from outside are black or, with `reflects`, reflections about the outermost pixels.
 
-    places: [4, N] integers: the image's index, its row and column at which the result begins
+    crops: [4, N] integers: the image's index, its row and column at which the result begins
     (negative outside the image), and whether it is mirrored first.
     """
     fused = find_fused("phalanx.kernels.shift_fused.shift_fused") if images.is_cuda else None
-    return (fused or shift_reference)(images, places, reflects=reflects)
+    return (fused or shift_reference)(images, crops, reflects=reflects)
 
 
-def shift_reference(images: Tensor, places: Tensor, *, reflects: bool = False) -> Tensor:
+def shift_reference(images: Tensor, crops: Tensor, *, reflects: bool = False) -> Tensor:
     """`shift_batch` in torch's own operations."""
-    image, top, left, mirrored = places.long().unsqueeze(2)
+    image, top, left, mirrored = crops.long().unsqueeze(2)
     height, width = images.shape[1:3]
     row = top + torch.arange(height, device=images.device)
     column = left + torch.arange(width, device=images.device)
@@ -33,9 +33,9 @@ def shift_reference(images: Tensor, places: Tensor, *, reflects: bool = False) -
     return found * (in_height[:, :, None] & in_width[:, None])[..., None]
 
 
-def _reflect(place: Tensor, size: int) -> Tensor:
+def _reflect(indices: Tensor, size: int) -> Tensor:
     """Indices reflected into 0..size-1, which they may exceed by less than the size."""
-    return size - 1 - (size - 1 - place.abs()).abs()
+    return size - 1 - (size - 1 - indices.abs()).abs()
 
 
 def to_rgb(images: Tensor) -> Tensor:

@@ -11,13 +11,13 @@ _BLOCK = tl.constexpr(4096)  # bytes per program; a CIFAR image has 3072
 
 @triton.jit
 def _shift(  # type: ignore[no-untyped-def]
-    images, places, stride, out, height, width, CHANNELS: tl.constexpr, REFLECTS: tl.constexpr
+    images, crops, stride, out, height, width, CHANNELS: tl.constexpr, REFLECTS: tl.constexpr
 ):
     """Program (image, block) writes one block of one image."""
     number, size = tl.program_id(0), height * width * 3
-    image = tl.load(places + number).to(tl.int64)
-    top, left = tl.load(places + stride + number), tl.load(places + 2 * stride + number)
-    mirrored = tl.load(places + 3 * stride + number)
+    image = tl.load(crops + number).to(tl.int64)
+    top, left = tl.load(crops + stride + number), tl.load(crops + 2 * stride + number)
+    mirrored = tl.load(crops + 3 * stride + number)
 
     byte = tl.program_id(1) * _BLOCK + tl.arange(0, _BLOCK)
     pixel, channel = byte // 3, byte % 3
@@ -27,23 +27,23 @@ def _shift(  # type: ignore[no-untyped-def]
         row = height - 1 - tl.abs(height - 1 - tl.abs(row))
         column = width - 1 - tl.abs(width - 1 - tl.abs(column))
     inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-    place = ((image * height + row) * width + column) * CHANNELS
+    offsets = ((image * height + row) * width + column) * CHANNELS
     if CHANNELS == 3:
-        place += channel
-    value = tl.load(images + place, mask=inside & (byte < size), other=0)
+        offsets += channel
+    value = tl.load(images + offsets, mask=inside & (byte < size), other=0)
     tl.store(out + number.to(tl.int64) * size + byte, value, mask=byte < size)
 
 
-def shift_fused(images: Tensor, places: Tensor, *, reflects: bool) -> Tensor:
-    """Images of a dataset, shifted and mirrored as `places` says."""
+def shift_fused(images: Tensor, crops: Tensor, *, reflects: bool) -> Tensor:
+    """Images of a dataset, shifted and mirrored as `crops` says."""
     height, width = images.shape[1:3]
-    places, count = places.int(), places.shape[1]
+    crops, count = crops.int(), crops.shape[1]
     out = images.new_empty((count, height, width, 3))
     blocks = triton.cdiv(height * width * 3, _BLOCK.value)
     channels = 1 if images.ndim == 3 else 3
     with torch.cuda.device(images.device):
         _shift[(count, blocks)](
-            *(images, places, places.stride(0), out, height, width),
+            *(images, crops, crops.stride(0), out, height, width),
             CHANNELS=channels,
             REFLECTS=reflects,
             num_warps=8,

@@ -31,7 +31,7 @@ class GroupSettings(NamedTuple):
 
     lr: float
     l2: float
-    kept: float  # the share of a weight that decoupled decay leaves
+    weight_factor: float  # by which decoupled decay multiplies a weight
     momentum: float  # the first of Adam's betas
     decay: float  # of mean squares; the second of Adam's betas
     eps: float
@@ -101,7 +101,7 @@ class MultiTensorUpdate:
         if self._fused is not None:
             self._fused.launch()
         elif self._rows is not None:
-            _update_plainly(self._tensors, self._rows)
+            _update_reference(self._tensors, self._rows)
             self._rows = None  # so that gradients can be freed
 
 
@@ -146,7 +146,7 @@ class _StepNumbers(NamedTuple):
 
 
 @torch.no_grad()
-def _update_plainly(tensors: UpdateTensors, rows: UpdateRows) -> None:
+def _update_reference(tensors: UpdateTensors, rows: UpdateRows) -> None:
     """The step, weight by weight."""
     settings: list[float] = tensors.settings.tolist()
     loss_scale, limit = tensors.loss_scale, settings[CLIP_VALUE]
@@ -161,7 +161,7 @@ def _update_plainly(tensors: UpdateTensors, rows: UpdateRows) -> None:
     shown = float(norm) if updated else 0.0
     overwrite(tensors.results, [shown, 1 / scale, ratio, updated, step.velocity_scale])
     if loss_scale is not None and tensors.multiplier is not None:
-        _adapt(loss_scale, settings, finite=updated)
+        _adapt_loss_scale(loss_scale, settings, finite=updated)
         tensors.multiplier.copy_(loss_scale[SCALE])
     if not updated:
         return
@@ -170,8 +170,9 @@ def _update_plainly(tensors: UpdateTensors, rows: UpdateRows) -> None:
         start = GROUPS + len(GroupSettings._fields) * rows.groups[number]
         group = GroupSettings(*settings[start : start + len(GroupSettings._fields)])
         if gradient is not None:
-            whole, kept = gradient * ratio + group.l2 * row.weight, row.weight * group.kept
-            row.weight.copy_(FORMULAS[tensors.formula](row, whole, kept, group, step))
+            whole = gradient * ratio + group.l2 * row.weight
+            decayed = row.weight * group.weight_factor
+            row.weight.copy_(FORMULAS[tensors.formula](row, whole, decayed, group, step))
             if row.half is not None:
                 row.half.copy_(row.weight)
         _move_average(row, settings[AVERAGE_SHARE])
@@ -185,7 +186,7 @@ def _norm(gradients: Sequence[Tensor | None]) -> Tensor:
     return torch.stack(squares).sum().sqrt().float()
 
 
-def _adapt(loss_scale: Tensor, settings: Sequence[float], *, finite: bool) -> None:
+def _adapt_loss_scale(loss_scale: Tensor, settings: Sequence[float], *, finite: bool) -> None:
     """Halve the scale where gradients are not finite; double it after many steps where they are."""
     scale, finite_steps, skipped, changes = loss_scale[:HISTORY].tolist()
     finite_steps += finite

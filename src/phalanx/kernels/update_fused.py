@@ -26,7 +26,6 @@ from phalanx.kernels.gradient_norm_fused import (
     GROUP_SIZE,
     GROUPS,
     HALF_COPY,
-    KEPT,
     L2,
     LR,
     MOMENTUM,
@@ -40,9 +39,10 @@ from phalanx.kernels.gradient_norm_fused import (
     UPDATED,
     VELOCITY_SCALE,
     WEIGHT,
+    WEIGHT_FACTOR,
     clamp,
     find_address,
-    finish,
+    finish_gradient_norm,
     read_elements,
     sum_squares,
     write_elements,
@@ -51,7 +51,7 @@ from phalanx.kernels.rounding_fused import find_blocks
 from phalanx.kernels.update import FORMULAS, UpdateColumns, UpdateRows, UpdateTensors, overwrite
 
 _SUM_BLOCK, _BLOCK = 2048, 1024  # elements that a program sums or updates
-_MANY = 1024  # rows or sums that `finish`, a single program, processes at a time
+_MANY = 1024  # rows or sums that `finish_gradient_norm`, a single program, processes at a time
 _WARPS = 4
 _ALIGNMENT = 16  # bytes; loads are vectorised only if all addresses have it
 
@@ -66,7 +66,7 @@ def _mean_square(square, gradient, decay):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _move(  # type: ignore[no-untyped-def]
+def _apply_formula(  # type: ignore[no-untyped-def]
     weight,
     gradient,
     first,
@@ -82,24 +82,24 @@ def _move(  # type: ignore[no-untyped-def]
     """The new weights; updates the optimizer's state in place."""
     lr, eps = tl.load(group + LR).to(tl.float32), tl.load(group + EPS).to(tl.float32)
     momentum, decay = tl.load(group + MOMENTUM), tl.load(group + DECAY)
-    kept = momentum.to(tl.float32)
+    beta = momentum.to(tl.float32)
     moved = gradient * lr
     if FORMULA == SGD and HAS_MOMENTUM:
-        velocity = read_elements(first, inside, MASKED) * kept + gradient
+        velocity = read_elements(first, inside, MASKED) * beta + gradient
         write_elements(first, velocity, inside, MASKED)
         moved = velocity * lr
     elif FORMULA == NESTEROV:
-        velocity = read_elements(first, inside, MASKED) * kept + gradient
+        velocity = read_elements(first, inside, MASKED) * beta + gradient
         write_elements(first, velocity, inside, MASKED)
-        moved = (gradient + velocity * kept) * lr
+        moved = (gradient + velocity * beta) * lr
     elif FORMULA == COMBINED:
-        velocity = read_elements(first, inside, MASKED) * tl.load(factors) * kept
+        velocity = read_elements(first, inside, MASKED) * tl.load(factors) * beta
         velocity = velocity + gradient * tl.load(results + VELOCITY_SCALE)
         write_elements(first, velocity, inside, MASKED)
         moved = velocity * tl.load(factors + 1)
     elif FORMULA == ADAM:
         rest = (1.0 - momentum).to(tl.float32)
-        mean = read_elements(first, inside, MASKED) * kept + gradient * rest
+        mean = read_elements(first, inside, MASKED) * beta + gradient * rest
         square = _mean_square(read_elements(second, inside, MASKED), gradient, decay)
         write_elements(first, mean, inside, MASKED)
         write_elements(second, square, inside, MASKED)
@@ -113,7 +113,7 @@ def _move(  # type: ignore[no-untyped-def]
         else:
             moved = tl.div_rn(gradient, tl.sqrt_rn(square + eps)) * lr
         if HAS_MOMENTUM:
-            moved = read_elements(second, inside, MASKED) * kept + moved
+            moved = read_elements(second, inside, MASKED) * beta + moved
             write_elements(second, moved, inside, MASKED)
         if FORMULA == RMSPROP:
             moved = moved * lr
@@ -154,13 +154,14 @@ def _update_block(  # type: ignore[no-untyped-def]
     weight = read_elements(weights, inside, MASKED)
     if gradients != 0:
         group = settings + GROUPS + GROUP_SIZE * tl.load(row + GROUP * rows)
-        l2, kept = tl.load(group + L2).to(tl.float32), tl.load(group + KEPT).to(tl.float32)
+        l2 = tl.load(group + L2).to(tl.float32)
+        weight_factor = tl.load(group + WEIGHT_FACTOR).to(tl.float32)
         gradient = read_elements(gradients.to(single) + where, inside, MASKED)
         limit = tl.load(settings + CLIP_VALUE).to(tl.float32)
         gradient = clamp(gradient * tl.load(results + UNSCALE), limit)
         gradient = gradient * tl.load(results + CLIP_RATIO) + weight * l2
-        weight = _move(
-            weight * kept,
+        weight = _apply_formula(
+            weight * weight_factor,
             gradient,
             find_address(row, rows, FIRST, ALIGNED).to(single) + where,
             find_address(row, rows, SECOND, ALIGNED).to(single) + where,
@@ -296,7 +297,7 @@ class _UpdateTables:
             num_warps=_WARPS,
             **exact,
         )
-        finish[(1,)](
+        finish_gradient_norm[(1,)](
             *(self._table, rows, self._sums, len(sum_blocks), settings, scale),
             *(results if tensors.multiplier is None else tensors.multiplier, results),
             *(self._factors, self._counters, self._pairs),

@@ -12,12 +12,12 @@ from phalanx.kernels.choices import Tile
 _PLAIN_DIVISION = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
-def next_power(n: int) -> int:
+def next_power_of_2(n: int) -> int:
     """The smallest power of two that is at least n and 16: the side of a block."""
     return max(16, triton.next_power_of_2(n))
 
 
-def fitting(tiles: list[Tile], **most: int) -> list[Tile]:
+def select_tiles(tiles: list[Tile], **most: int) -> list[Tile]:
     """The tiles within these limits, or else the smallest tile."""
     found = [tile for tile in tiles if all(tile[key] <= value for key, value in most.items())]
     return found or [min(tiles, key=lambda tile: [tile[key] for key in most])]
@@ -35,7 +35,7 @@ def sigmoid(z):
 
 
 @triton.jit
-def silu_parts(x, scale, shift):
+def silu_and_derivative(x, scale, shift):
     """silu(z) and its derivative, where z is the normalised x."""
     z = x * scale + shift
     p = sigmoid(z)
@@ -66,7 +66,7 @@ def make_zeros(COUNT: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
-def add_to(tiles, AT: tl.constexpr, value):
+def add_to_tile(tiles, AT: tl.constexpr, value):
     """The tiles with `value` added to tile AT."""
     return tiles[:AT] + (tiles[AT] + value,) + tiles[AT + 1 :]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phalanx.kernels.image_layout import MULTIPROCESSORS, to_channels_last
 from phalanx.mbconv.kernel_op import kernel_op
-from phalanx.mbconv.norms import silu_parts
+from phalanx.mbconv.norms import silu_and_derivative
 
 
 def count_strips(columns: int, channels: int) -> int:
@@ -18,20 +18,20 @@ def count_strips(columns: int, channels: int) -> int:
     return max(1, min(columns // 16, MULTIPROCESSORS * 12 * 32 // channels))
 
 
-def reduced(size: int, stride: int) -> int:
+def find_output_size(size: int, stride: int) -> int:
     """The output's height or width from the input's."""
     return (size - 1) // stride + 1
 
 
 def _in_first_group(sums: Tensor, x: Tensor, stride: int) -> Tensor:
     """Sums [2, C] as partial sums [2, groups, C], in the first group."""
-    groups = count_strips(len(x) * reduced(x.shape[3], stride), x.shape[1])
+    groups = count_strips(len(x) * find_output_size(x.shape[3], stride), x.shape[1])
     return F.pad(sums[:, None], (0, 0, 0, groups - 1))
 
 
 def _activate(x: Tensor, v: Tensor | None) -> Tensor:
     """The input of the convolution, in float32."""
-    return x.float() if v is None else silu_parts(x, v)[0]
+    return x.float() if v is None else silu_and_derivative(x, v)[0]
 
 
 @kernel_op("phalanx.mbconv.depthwise_forward_fused.convolve")
@@ -59,7 +59,7 @@ def convolve_back(
         False, [0, 0], c, [True, True, False],
     )  # fmt: skip
     if v is not None:
-        dx = dx * silu_parts(x, v)[1]
+        dx = dx * silu_and_derivative(x, v)[1]
     dx = to_channels_last(dx.to(x.dtype))
     exact = dx.float()
     sums = torch.stack([exact.sum((0, 2, 3)), (exact * x.float()).sum((0, 2, 3))])

@@ -16,11 +16,11 @@ from torch import Tensor
 from phalanx.kernels.choices import CHOICES, make_tiles
 from phalanx.kernels.image_layout import new_floats
 from phalanx.mbconv.activation_fused import (
-    add_to,
-    fitting,
+    add_to_tile,
     load_affine,
     make_zeros,
-    next_power,
+    next_power_of_2,
+    select_tiles,
     sigmoid,
     store_sums,
 )
@@ -49,13 +49,13 @@ def _load_window(x, o, masks, r, H, W, C, STRIDE: tl.constexpr, WIDE: tl.constex
 
 
 @triton.jit
-def _enter(
-    acts, slopes, raws, entered, scale, shift, masks, r, H,
+def _append_rows(
+    acts, slopes, raws, raw_rows, scale, shift, masks, r, H,
     STRIDE: tl.constexpr, WIDE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """The window (activations, slopes, raw values) with STRIDE rows from r on appended."""
     for k in tl.static_range(STRIDE * WIDE):
-        raw = entered[k].to(tl.float32)
+        raw = raw_rows[k].to(tl.float32)
         act = raw
         if NORM:
             z = raw * scale + shift
@@ -83,7 +83,7 @@ def _fill_window(
     for p in tl.static_range(KS // 2 // STRIDE):
         r = (p - KS // 2 // STRIDE) * STRIDE + KS // 2 - STRIDE + 1
         fresh = _load_window(x, wide, masks, r, H, W, C, STRIDE, WIDE)
-        acts, slopes, raws = _enter(
+        acts, slopes, raws = _append_rows(
             acts, slopes, raws, fresh, scale, shift, masks, r, H, STRIDE, WIDE, NORM
         )
         acts, slopes, raws = acts[NEW:], slopes[NEW * NORM :], raws[NEW * NORM :]
@@ -91,20 +91,20 @@ def _fill_window(
 
 
 @triton.jit
-def _spread(
+def _add_dy_column(
     grads, dtaps, value, acts, taps,
     Q: tl.constexpr, COLUMN: tl.constexpr, KS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Both gradients plus the contribution of a column of dy by a column of the window, if any."""
     if (COLUMN >= 0) & (COLUMN < KS):
         for i in tl.static_range(KS):
-            grads = add_to(grads, i * WIDE + Q, value * taps[i * KS + COLUMN])
-            dtaps = add_to(dtaps, i * KS + COLUMN, value * acts[i * WIDE + Q])
+            grads = add_to_tile(grads, i * WIDE + Q, value * taps[i * KS + COLUMN])
+            dtaps = add_to_tile(dtaps, i * KS + COLUMN, value * acts[i * WIDE + Q])
     return grads, dtaps
 
 
 @triton.jit
-def _spread_row(
+def _add_dy_row(
     grads, dtaps, now, acts, taps,
     KS: tl.constexpr, STRIDE: tl.constexpr, WIDE: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +113,7 @@ def _spread_row(
     for k in tl.static_range(REACH * WIDE):
         # column k // WIDE of dy meets the image's column k % WIDE
         value = now[k // WIDE].to(tl.float32)
-        grads, dtaps = _spread(
+        grads, dtaps = _add_dy_column(
             grads, dtaps, value, acts, taps,
             k % WIDE, FIRST + k % WIDE - STRIDE * (k // WIDE), KS, WIDE,
         )  # fmt: skip
@@ -121,7 +121,7 @@ def _spread_row(
 
 
 @triton.jit
-def _leave(
+def _store_gradients(
     dx, o, grads, slopes, raws, masks, r, H, W, C, total, product,
     ROWS: tl.constexpr, WIDE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
@@ -170,30 +170,30 @@ def _depthwise_backward(
         n, column, inside = m // each, m % each, (m < N * each)[:, None] & okc
         masks = find_columns(column, inside, WO, NEAR, -PAD, LEFT + REACH)
         wide_masks = find_columns(column, inside, W, WIDE, 0, WIDE)
-        place = (n * HO * WO + column * NEAR - PAD)[:, None] * C + c[None, :]
+        offsets = (n * HO * WO + column * NEAR - PAD)[:, None] * C + c[None, :]
         wide = (n * H * W + column * WIDE)[:, None] * C + c[None, :]
         grads = make_zeros(KS * WIDE, BW, BC)
         acts, slopes, raws = _fill_window(
             x, wide, wide_masks, scale, shift, H, W, C, KS, STRIDE, WIDE, NORM, BW, BC
         )
-        ahead = load_row(dy, place, masks, HO > 0, C, LEFT, REACH)
+        ahead = load_row(dy, offsets, masks, HO > 0, C, LEFT, REACH)
         fresh = _load_window(x, wide, wide_masks, ENTER, H, W, C, STRIDE, WIDE)
         for h in range(0, HO):
-            now, entered, r = ahead, fresh, h * STRIDE
-            ahead = load_row(dy, place + (h + 1) * WO * C, masks, h + 1 < HO, C, LEFT, REACH)
+            now, raw_rows, r = ahead, fresh, h * STRIDE
+            ahead = load_row(dy, offsets + (h + 1) * WO * C, masks, h + 1 < HO, C, LEFT, REACH)
             fresh = _load_window(x, wide, wide_masks, r + STRIDE + ENTER, H, W, C, STRIDE, WIDE)
-            acts, slopes, raws = _enter(
-                acts, slopes, raws, entered, scale, shift, wide_masks, r + ENTER, H,
+            acts, slopes, raws = _append_rows(
+                acts, slopes, raws, raw_rows, scale, shift, wide_masks, r + ENTER, H,
                 STRIDE, WIDE, NORM,
             )  # fmt: skip
-            grads, dtaps = _spread_row(grads, dtaps, now, acts, taps, KS, STRIDE, WIDE, REACH)
-            total, product = _leave(
+            grads, dtaps = _add_dy_row(grads, dtaps, now, acts, taps, KS, STRIDE, WIDE, REACH)
+            total, product = _store_gradients(
                 dx, wide, grads, slopes, raws, wide_masks, r - PAD, H, W, C, total, product,
                 STRIDE, WIDE, NORM,
             )  # fmt: skip
             grads, acts = grads[NEW:] + make_zeros(NEW, BW, BC), acts[NEW:]
             slopes, raws = slopes[NEW * NORM :], raws[NEW * NORM :]
-        total, product = _leave(
+        total, product = _store_gradients(
             dx, wide, grads, slopes, raws, wide_masks, HO * STRIDE - PAD, H, W, C, total, product,
             PAD, WIDE, NORM,
         )  # fmt: skip
@@ -213,7 +213,7 @@ def convolve_back(
     s, dw = new_floats(2, groups, c, like=x), new_floats(groups, ks * ks, c, like=x)
     args = (dy, x, weight, s if v is None else v, dx, s, dw, n, h, w, ho, wo, c // 8, groups)
     flags = {"KS": ks, "STRIDE": stride, "NORM": int(v is not None)}
-    tiles = fitting(_TILES[stride], BC=next_power(c))
+    tiles = select_tiles(_TILES[stride], BC=next_power_of_2(c))
     grid = lambda t: (triton.cdiv(c, t["BC"]), groups)  # noqa: E731
     CHOICES.run(_depthwise_backward, grid, args, tiles, **flags)
     return dx, s, dw

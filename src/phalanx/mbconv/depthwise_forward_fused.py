@@ -14,15 +14,15 @@ from torch import Tensor
 from phalanx.kernels.choices import CHOICES, make_tiles
 from phalanx.kernels.image_layout import new_floats, new_image
 from phalanx.mbconv.activation_fused import (
-    add_to,
-    fitting,
+    add_to_tile,
     load_affine,
     make_zeros,
-    next_power,
+    next_power_of_2,
+    select_tiles,
     sigmoid,
     store_sums,
 )
-from phalanx.mbconv.depthwise import count_strips, reduced
+from phalanx.mbconv.depthwise import count_strips, find_output_size
 
 _TILES = make_tiles("BW BC", (8, 32, 4, 1), (16, 32, 4, 1))
 
@@ -51,8 +51,8 @@ def load_row(x, o, masks, on, C, FIRST: tl.constexpr, COUNT: tl.constexpr):
     """Raw tiles of COUNT columns from FIRST on, C apart; zero where masked or not `on`."""
     tiles = ()
     for j in tl.static_range(COUNT):
-        place = x + o + (FIRST + j) * C
-        tiles = tiles + (tl.load(place, mask=masks[FIRST + j] & on, other=0.0),)
+        offsets = x + o + (FIRST + j) * C
+        tiles = tiles + (tl.load(offsets, mask=masks[FIRST + j] & on, other=0.0),)
     return tiles
 
 
@@ -67,7 +67,9 @@ def _add_column(
         for i in tl.static_range(KS):
             if (BELOW + PAD - i) % STRIDE == 0:
                 more = value * taps[i * KS + COLUMN]
-                acc = add_to(acc, ((BELOW + PAD - i) // STRIDE + PAD // STRIDE) * NEAR + OUT, more)
+                acc = add_to_tile(
+                    acc, ((BELOW + PAD - i) // STRIDE + PAD // STRIDE) * NEAR + OUT, more
+                )
     return acc
 
 
@@ -91,12 +93,12 @@ def _add_rows(
 
 
 @triton.jit
-def _load_rows(x, place, masks, r, H, W, C, REACH: tl.constexpr, STRIDE: tl.constexpr):
+def _load_rows(x, offsets, masks, r, H, W, C, REACH: tl.constexpr, STRIDE: tl.constexpr):
     """Raw tiles of STRIDE rows from r on."""
     tiles = ()
     for below in tl.static_range(STRIDE):
         at = r + below
-        tiles = tiles + load_row(x, place + at * W * C, masks, at < H, C, 0, REACH)
+        tiles = tiles + load_row(x, offsets + at * W * C, masks, at < H, C, 0, REACH)
     return tiles
 
 
@@ -138,15 +140,15 @@ def _depthwise_forward(
     for tile in range(g, tl.cdiv(N * each, BW), G):
         m = tile * BW + tl.arange(0, BW)
         n, column, inside = m // each, m % each, (m < N * each)[:, None] & okc
-        place = (n * H * W + column * (STRIDE * NEAR) - PAD)[:, None] * C + c[None, :]
+        offsets = (n * H * W + column * (STRIDE * NEAR) - PAD)[:, None] * C + c[None, :]
         out = (n * HO * WO + column * NEAR)[:, None] * C + c[None, :]
         masks = find_columns(column, inside, W, STRIDE * NEAR, -PAD, REACH)
         out_masks = find_columns(column, inside, WO, NEAR, 0, NEAR)
         acc = make_zeros(ROWS * NEAR, BW, BC)
-        ahead = _load_rows(x, place, masks, 0, H, W, C, REACH, STRIDE)
+        ahead = _load_rows(x, offsets, masks, 0, H, W, C, REACH, STRIDE)
         for h in range(0, HO):
             now, r = ahead, h * STRIDE
-            ahead = _load_rows(x, place, masks, r + STRIDE, H, W, C, REACH, STRIDE)
+            ahead = _load_rows(x, offsets, masks, r + STRIDE, H, W, C, REACH, STRIDE)
             acc = _add_rows(acc, now, taps, masks, scale, shift, r, H, KS, STRIDE, NEAR, NORM)
             row = out + (h - LOW) * WO * C
             total, square = _store_row(y, row, acc, out_masks, h >= LOW, C, total, square, NEAR)
@@ -161,12 +163,12 @@ def _depthwise_forward(
 def convolve(x: Tensor, weight: Tensor, v: Tensor | None, stride: int) -> tuple[Tensor, Tensor]:
     """`phalanx.mbconv.depthwise.convolve`."""
     n, c, h, w = x.shape
-    ho, wo = reduced(h, stride), reduced(w, stride)
+    ho, wo = find_output_size(h, stride), find_output_size(w, stride)
     groups = count_strips(n * wo, c)
     y, s = new_image(x, c, ho, wo), new_floats(2, groups, c, like=x)
     args = (x, weight, s if v is None else v, y, s, n, h, w, ho, wo, c // 8, groups)
     flags = {"KS": weight.shape[2], "STRIDE": stride, "NORM": int(v is not None)}
-    tiles = fitting(_TILES, BC=next_power(c))
+    tiles = select_tiles(_TILES, BC=next_power_of_2(c))
     grid = lambda t: (triton.cdiv(c, t["BC"]), groups)  # noqa: E731
     CHOICES.run(_depthwise_forward, grid, args, tiles, **flags)
     return y, s

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, make_tiles
 from phalanx.kernels.image_layout import MULTIPROCESSORS, count_rows, new_floats, new_image
-from phalanx.mbconv.activation_fused import fitting, next_power
-from phalanx.mbconv.depthwise import reduced
+from phalanx.mbconv.activation_fused import next_power_of_2, select_tiles
+from phalanx.mbconv.depthwise import find_output_size
 from phalanx.mbconv.expand import count_expand_groups
 from phalanx.mbconv.partial_sums_fused import add_partials
 
@@ -147,20 +147,20 @@ def _expand_back(
 def expand(x: Tensor, weight: Tensor, stem: bool) -> tuple[Tensor, Tensor]:
     """`phalanx.mbconv.expand.expand`."""
     (_, _, h, w), (e, k) = x.shape, weight.shape
-    y = new_image(x, e, reduced(h, 1 + stem), reduced(w, 1 + stem))
+    y = new_image(x, e, find_output_size(h, 1 + stem), find_output_size(w, 1 + stem))
     groups = count_expand_groups(count_rows(y), e)
     s = new_floats(2, groups, e, like=x)
     args = (x, weight, y, s, count_rows(y), k // 8, k, e // 8, groups, h, w)
     grid = lambda t: (triton.cdiv(e, t["BN"]), groups)  # noqa: E731
-    tiles = fitting(_TILES, BN=next_power(e))
-    CHOICES.run(_expand, grid, args, tiles, STEM=int(stem), KP=next_power(k))
+    tiles = select_tiles(_TILES, BN=next_power_of_2(e))
+    CHOICES.run(_expand, grid, args, tiles, STEM=int(stem), KP=next_power_of_2(k))
     return y, s
 
 
 def _split_outputs(e: int) -> tuple[int, int]:
     """Two powers of two that together cover e columns; the second may be 0."""
     first = min(128, 1 << (e.bit_length() - 1))
-    return first, next_power(e - first) if e > first else 0
+    return first, next_power_of_2(e - first) if e > first else 0
 
 
 def expand_back(
@@ -174,7 +174,7 @@ def expand_back(
     args = (ds, x, weight, u, x if add is None else add, x if stem else dx, dw)
     args += (rows, k // 8, k, e // 8, groups, h, w)
     first, second = _split_outputs(e)
-    flags = {"STEM": int(stem), "ADD": int(add is not None), "KP": next_power(k)}
+    flags = {"STEM": int(stem), "ADD": int(add is not None), "KP": next_power_of_2(k)}
     flags |= {"N1": first, "N2": second}
     CHOICES.run(_expand_back, lambda t: (groups,), args, _BACK_TILES, **flags)
     return dx, add_partials(dw, e * k).view(e, k)

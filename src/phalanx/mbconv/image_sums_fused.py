@@ -9,12 +9,12 @@ from torch import Tensor
 from phalanx.kernels.choices import CHOICES, make_tiles
 from phalanx.kernels.image_layout import count_parts, new_floats
 from phalanx.mbconv.activation_fused import (
-    add_to,
-    fitting,
+    add_to_tile,
     load_affine,
     make_zeros,
-    next_power,
-    silu_parts,
+    next_power_of_2,
+    select_tiles,
+    silu_and_derivative,
 )
 
 _TILES = make_tiles("BM BC", (16, 64, 2, 1), (32, 32, 2, 1))
@@ -24,7 +24,7 @@ _TILES = make_tiles("BM BC", (16, 64, 2, 1), (32, 32, 2, 1))
 def _image_terms(dy, x, o, ok, scale, shift, BACK: tl.constexpr, SLOPE: tl.constexpr):
     """The summands of the pixels at o for each plane; loads are zero where not ok."""
     value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
-    act, slope = silu_parts(value, scale, shift)
+    act, slope = silu_and_derivative(value, scale, shift)
     terms = ()
     if BACK:
         d = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
@@ -55,16 +55,16 @@ def _sum_images(
         o = (r + tl.arange(0, BM))[:, None] * C + c[None, :]
         terms = _image_terms(dy, x, o, okc[None, :], scale, shift, BACK, SLOPE)
         for k in tl.static_range(PLANES):
-            sums = add_to(sums, k, terms[k])
+            sums = add_to_tile(sums, k, terms[k])
     if whole < last:
         m = whole + tl.arange(0, BM)
         o, ok = m[:, None] * C + c[None, :], (m < last)[:, None] & okc[None, :]
         terms = _image_terms(dy, x, o, ok, scale, shift, BACK, SLOPE)
         for k in tl.static_range(PLANES):
-            sums = add_to(sums, k, tl.where(ok, terms[k], 0.0))
+            sums = add_to_tile(sums, k, tl.where(ok, terms[k], 0.0))
     for k in tl.static_range(PLANES):
-        place = ((k * PARTS + part) * N + n) * C + c
-        tl.store(t + place, tl.sum(sums[k], 0), mask=okc)
+        offsets = ((k * PARTS + part) * N + n) * C + c
+        tl.store(t + offsets, tl.sum(sums[k], 0), mask=okc)
 
 
 def _sum(x: Tensor, v: Tensor, dy: Tensor, *, back: bool, slope: bool) -> Tensor:
@@ -74,7 +74,7 @@ def _sum(x: Tensor, v: Tensor, dy: Tensor, *, back: bool, slope: bool) -> Tensor
     t = new_floats(planes, parts, n, c, like=x)
     args = (dy, x, v, t, n, h * w, c // 8, parts)
     flags = {"BACK": int(back), "SLOPE": int(slope), "PLANES": planes}
-    tiles = fitting(_TILES, BC=next_power(c))
+    tiles = select_tiles(_TILES, BC=next_power_of_2(c))
     CHOICES.run(_sum_images, lambda t: (n * parts, triton.cdiv(c, t["BC"])), args, tiles, **flags)
     return t
 

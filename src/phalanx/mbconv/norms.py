@@ -22,7 +22,7 @@ def _by_channel(vector: Tensor) -> Tensor:
     return vector[None, :, None, None]
 
 
-def silu_parts(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def silu_and_derivative(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """silu(z) and its derivative, where z is the normalised x, in float32."""
     z = x.float() * _by_channel(v[2]) + _by_channel(v[3])
     p = z.sigmoid()
@@ -62,7 +62,7 @@ def sum_gradients(dy: Tensor, x: Tensor, noise: Tensor | None, rate: float) -> T
 @kernel_op("phalanx.mbconv.norms_fused.silu_back")
 def silu_back(dy: Tensor, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of a norm's output, from the gradient dy of its SiLU, and partial sums of it."""
-    ds = to_channels_last((dy.float() * silu_parts(x, v)[1]).to(x.dtype))
+    ds = to_channels_last((dy.float() * silu_and_derivative(x, v)[1]).to(x.dtype))
     return ds, _as_partial_sums(ds.float(), x)
 
 
@@ -83,7 +83,7 @@ def add_partials(partials: Tensor, columns: int) -> Tensor:
 @kernel_op("phalanx.mbconv.norms_fused.norm_silu")
 def norm_silu(x: Tensor, v: Tensor, gate: Tensor | None) -> Tensor:
     """silu(norm(x)), times the gate [N, C] of a squeeze-excite."""
-    act, _ = silu_parts(x, v)
+    act, _ = silu_and_derivative(x, v)
     if gate is not None:
         act = act * gate[:, :, None, None]
     return to_channels_last(act.to(x.dtype))
@@ -126,4 +126,4 @@ def norm_gate_back(
     gradient = dmean[:, :, None, None]
     if dy is not None and gate is not None:
         gradient = dy.float() * gate[:, :, None, None] + gradient
-    return _norm_back(gradient * silu_parts(x, v)[1], x, u)
+    return _norm_back(gradient * silu_and_derivative(x, v)[1], x, u)

@@ -17,11 +17,11 @@ from torch import Tensor
 from phalanx.kernels.choices import CHOICES, Tile, make_tiles
 from phalanx.kernels.image_layout import count_groups, count_rows, new_floats
 from phalanx.mbconv.activation_fused import (
-    fitting,
     load_affine,
     load_keep,
-    next_power,
-    silu_parts,
+    next_power_of_2,
+    select_tiles,
+    silu_and_derivative,
     store_sums,
 )
 
@@ -52,7 +52,7 @@ def _reduce_rows(
         if BACK:
             d = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
         if SILU:
-            _, slope = silu_parts(value, scale, shift)
+            _, slope = silu_and_derivative(value, scale, shift)
             rounded = (d * slope).to(ds.dtype.element_ty)
             tl.store(ds + o, rounded, mask=ok)
             d = rounded.to(tl.float32)
@@ -77,7 +77,7 @@ def _apply_rows(
     value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
     scale, shift = load_affine(v, c, C, okc)
     if SILU:
-        value, _ = silu_parts(value, scale, shift)
+        value, _ = silu_and_derivative(value, scale, shift)
     else:
         value = value * scale + shift
     if NOISE:
@@ -100,20 +100,20 @@ def _apply_rows_back(
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     okc, n = c < C, m // PIXELS
     o, ok = m[:, None] * C + c[None, :], (m < M)[:, None] & okc[None, :]
-    place = n[:, None] * C + c[None, :]
+    offsets = n[:, None] * C + c[None, :]
     value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
     if MEAN:
-        d = tl.load(dmean + place, mask=ok, other=0.0)
+        d = tl.load(dmean + offsets, mask=ok, other=0.0)
         if GATE:
             near = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
-            d += near * tl.load(gate + place, mask=ok, other=0.0)
+            d += near * tl.load(gate + offsets, mask=ok, other=0.0)
     else:
         d = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
     if NOISE:
         d *= load_keep(noise, rate, n, m < M)
     if SILU:
         scale, shift = load_affine(v, c, C, okc)
-        _, slope = silu_parts(value, scale, shift)
+        _, slope = silu_and_derivative(value, scale, shift)
         d *= slope
     d = d * tl.load(u + 2 * C + c, mask=okc, other=0.0)[None, :]
     d += value * tl.load(u + 3 * C + c, mask=okc, other=0.0)[None, :]
@@ -121,12 +121,12 @@ def _apply_rows_back(
     tl.store(dx + o, d.to(dx.dtype.element_ty), mask=ok)
 
 
-def _sizes(x: Tensor) -> tuple[int, int, int]:
+def _find_sizes(x: Tensor) -> tuple[int, int, int]:
     """Rows, pixels per image, and an eighth of the channels."""
     return count_rows(x), x.shape[2] * x.shape[3], x.shape[1] // 8
 
 
-def _by_rows(x: Tensor) -> Callable[[Tile], tuple[int, ...]]:
+def _make_row_grid(x: Tensor) -> Callable[[Tile], tuple[int, ...]]:
     """The grid with one program per tile."""
     return lambda t: (triton.cdiv(count_rows(x), t["BM"]), triton.cdiv(x.shape[1], t["BC"]))
 
@@ -137,8 +137,8 @@ def _reduce(x: Tensor, tensors: tuple[Any, ...], rate: float, **flags: int) -> T
     groups = count_groups(count_rows(x), c)
     s = new_floats(2, groups, c, like=x)
     dy, v, noise, ds = (s if tensor is None else tensor for tensor in tensors)
-    args = (dy, x, v, noise, ds, s, rate, *_sizes(x), groups)
-    tiles = fitting(_SUM_TILES, BC=next_power(c))
+    args = (dy, x, v, noise, ds, s, rate, *_find_sizes(x), groups)
+    tiles = select_tiles(_SUM_TILES, BC=next_power_of_2(c))
     CHOICES.run(_reduce_rows, lambda t: (triton.cdiv(c, t["BC"]), groups), args, tiles, **flags)
     return s
 
@@ -161,14 +161,14 @@ def silu_back(dy: Tensor, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _apply(
-    x: Tensor, v: Tensor, held: tuple[Tensor | None, ...], rate: float, **flags: int
+    x: Tensor, v: Tensor, tensors: tuple[Tensor | None, ...], rate: float, **flags: int
 ) -> Tensor:
-    """A norm with what follows it; held: noise, gate, add."""
+    """A norm with what follows it; tensors: noise, gate, add."""
     y = torch.empty_like(x)
-    noise, gate, add = (v if tensor is None else tensor for tensor in held)
-    tiles = fitting(_TILES, BC=next_power(x.shape[1]))
-    args = (x, v, noise, gate, x if held[2] is None else add, y, rate, *_sizes(x))
-    CHOICES.run(_apply_rows, _by_rows(x), args, tiles, **flags)
+    noise, gate, add = (v if tensor is None else tensor for tensor in tensors)
+    tiles = select_tiles(_TILES, BC=next_power_of_2(x.shape[1]))
+    args = (x, v, noise, gate, x if tensors[2] is None else add, y, rate, *_find_sizes(x))
+    CHOICES.run(_apply_rows, _make_row_grid(x), args, tiles, **flags)
     return y
 
 
@@ -185,15 +185,15 @@ def norm_add(x: Tensor, v: Tensor, add: Tensor | None, noise: Tensor | None, rat
 
 
 def _apply_back(
-    x: Tensor, u: Tensor, held: tuple[Tensor | None, ...], rate: float, **flags: int
+    x: Tensor, u: Tensor, tensors: tuple[Tensor | None, ...], rate: float, **flags: int
 ) -> Tensor:
-    """The gradient of a norm's input; held: dy, v, noise, gate, dmean."""
+    """The gradient of a norm's input; tensors: dy, v, noise, gate, dmean."""
     dx = torch.empty_like(x)
-    v, noise, gate, dmean = (u if tensor is None else tensor for tensor in held[1:])
-    dy = x if held[0] is None else held[0]
-    args = (dy, x, v, u, noise, gate, dmean, dx, rate, *_sizes(x))
-    tiles = fitting(_TILES, BC=next_power(x.shape[1]))
-    CHOICES.run(_apply_rows_back, _by_rows(x), args, tiles, **flags)
+    v, noise, gate, dmean = (u if tensor is None else tensor for tensor in tensors[1:])
+    dy = x if tensors[0] is None else tensors[0]
+    args = (dy, x, v, u, noise, gate, dmean, dx, rate, *_find_sizes(x))
+    tiles = select_tiles(_TILES, BC=next_power_of_2(x.shape[1]))
+    CHOICES.run(_apply_rows_back, _make_row_grid(x), args, tiles, **flags)
     return dx
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from phalanx.kernels.image_layout import count_parts
 from phalanx.mbconv.kernel_op import kernel_op
-from phalanx.mbconv.norms import backward_vectors, silu_parts
+from phalanx.mbconv.norms import backward_vectors, silu_and_derivative
 
 
 def _sum_by_image(x: Tensor, *terms: Tensor) -> Tensor:
@@ -27,20 +27,20 @@ def _sum_by_image(x: Tensor, *terms: Tensor) -> Tensor:
 @kernel_op("phalanx.mbconv.image_sums_fused.sum_images")
 def sum_images(x: Tensor, v: Tensor) -> Tensor:
     """Sums per image of silu(z), one plane; v holds the vectors of the norm."""
-    return _sum_by_image(x, silu_parts(x, v)[0])
+    return _sum_by_image(x, silu_and_derivative(x, v)[0])
 
 
 @kernel_op("phalanx.mbconv.image_sums_fused.sum_slopes")
 def sum_slopes(x: Tensor, v: Tensor) -> Tensor:
     """Sums per image of silu'(z) and silu'(z) * x."""
-    slope = silu_parts(x, v)[1]
+    slope = silu_and_derivative(x, v)[1]
     return _sum_by_image(x, slope, slope * x.float())
 
 
 @kernel_op("phalanx.mbconv.image_sums_fused.sum_images_back")
 def sum_images_back(x: Tensor, v: Tensor, dy: Tensor) -> Tensor:
     """Sums per image of silu(z), silu'(z) and silu'(z) * x times dy, and of the last two alone."""
-    (act, slope), d = silu_parts(x, v), dy.float()
+    (act, slope), d = silu_and_derivative(x, v), dy.float()
     return _sum_by_image(x, act * d, slope * d, slope * d * x.float(), slope, slope * x.float())
 
 

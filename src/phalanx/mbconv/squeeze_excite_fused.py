@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, make_tiles
 from phalanx.kernels.image_layout import new_floats
-from phalanx.mbconv.activation_fused import next_power, sigmoid
+from phalanx.mbconv.activation_fused import next_power_of_2, sigmoid
 from phalanx.mbconv.partial_sums_fused import store_back
 
 _TILES = make_tiles("BI BC BK", (16, 64, 64, 4, 2))
@@ -21,10 +21,10 @@ _WEIGHT_TILES = make_tiles("BI BC", (64, 16, 4, 1))
 @triton.jit
 def _load_plane(t, n, c, N, C, PARTS: tl.constexpr):
     """One plane of sums for images n and channels c, with its parts added up."""
-    ok, place = (n < N)[:, None] & (c < C)[None, :], n[:, None] * C + c[None, :]
-    value = tl.load(t + place, mask=ok, other=0.0)
+    ok, offsets = (n < N)[:, None] & (c < C)[None, :], n[:, None] * C + c[None, :]
+    value = tl.load(t + offsets, mask=ok, other=0.0)
     for part in tl.static_range(1, PARTS):
-        value += tl.load(t + part * N * C + place, mask=ok, other=0.0)
+        value += tl.load(t + part * N * C + offsets, mask=ok, other=0.0)
     return value
 
 
@@ -165,7 +165,7 @@ def _run_products(kernel: Any, sums: Tensor, args: tuple[Any, ...], pixels: int,
         (sums, *args, n, pixels, c // 8, r),
         tiles,
         PARTS=parts,
-        RP=next_power(r),
+        RP=next_power_of_2(r),
     )
 
 
@@ -195,7 +195,7 @@ def finish_excite_back(
     shapes = ((5, c), (r, c), (r,), (c, r), (c,))
     out = tuple(new_floats(*shape, like=v) for shape in shapes)
     args = (back, *excited, dmean, v, *out, count, n, c // 8, r)
-    flags = {"PARTS": parts, "RP": next_power(r)}
+    flags = {"PARTS": parts, "RP": next_power_of_2(r)}
     grid = lambda t: (triton.cdiv(c, t["BC"]),)  # noqa: E731
     CHOICES.run(_excite_back_weights, grid, args, _WEIGHT_TILES, **flags)
     return out

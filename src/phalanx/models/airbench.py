@@ -16,8 +16,8 @@ _VARIANCE_FLOOR = 5e-4  # added to variances, so that directions of tiny varianc
 class PatchWhitening(nn.Module):
     """Projects 2x2 patches on their principal directions, scaled to unit variance, and negated.
 
-    The filters are buffers: `whiten_patches` computes them from images, and training does not
-    change them. Until then they pass the pixels through.
+    The filters are buffers: `set_whitening_filters` computes them from images, and training does
+    not change them. Until then they pass the pixels through.
     """
 
     weight: Tensor
@@ -71,7 +71,7 @@ class Airbench(UnitModel):
         if variant.dropout:
             self.noise_sizes["drop"] = widths[-1]
 
-    def start_as_identity(self) -> None:
+    def init_as_identity(self) -> None:
         """Make the first outputs of each convolution its inputs; the others stay random."""
         for block in self.modules():
             if isinstance(block, PooledConvPair):
@@ -85,7 +85,7 @@ def has_whitening(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def whiten_patches(model: nn.Module, images: Tensor) -> None:
+def set_whitening_filters(model: nn.Module, images: Tensor) -> None:
     """Set the filters of a model's whitening layer from these images, [N, 3, H, W].
 
     Computed on the CPU in float64 with fixed signs, so that every device starts the same.

@@ -47,7 +47,7 @@ def build_model(variant: Variant, *, num_classes: int) -> nn.Module:
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, seed: int, *, zero_residual: bool) -> None:
+def initialise_weights(model: nn.Module, seed: int, *, zero_residual: bool) -> None:
     """Draw the initial weights.
 
     Each tensor has its own generator, keyed by the seed and its name: neither the order of
@@ -59,7 +59,7 @@ def initialise(model: nn.Module, seed: int, *, zero_residual: bool) -> None:
         elif isinstance(module, nn.Linear):
             _init_linear(module, seed, name, by_outputs=isinstance(model, EfficientNet))
     if isinstance(model, Airbench):
-        model.start_as_identity()
+        model.init_as_identity()
     for module in model.modules() if zero_residual else ():
         if isinstance(module, BasicBlock | Bottleneck):
             module.zero_init_last()

@@ -28,7 +28,7 @@ Fuse = Callable[[UnitModel], object]
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnitCount:
+class UnitCost:
     """The figures of one unit."""
 
     name: str
@@ -40,7 +40,7 @@ class UnitCount:
 
 def count_units(
     variant: Variant, *, num_classes: int, batch: int, image_size: int, half: bool = False
-) -> list[UnitCount]:
+) -> list[UnitCost]:
     """The figures of every unit in order; half: activations as with precision 16.32."""
     model = to_unit_model(build_on_meta(variant, num_classes=num_classes, half=half))
     images = torch.empty(batch, 3, image_size, image_size, device="meta")
@@ -49,7 +49,7 @@ def count_units(
     except ConfigError:
         raise
     except Exception as error:
-        raise explain_uncounted(error) from error
+        raise explain_meta_error(error) from error
 
 
 def build_on_meta(
@@ -66,7 +66,7 @@ def build_on_meta(
         with torch.device("meta"):
             model = build_model(variant, num_classes=num_classes)
     except Exception as error:  # from a plugin: our own networks never read values
-        raise explain_uncounted(error) from error
+        raise explain_meta_error(error) from error
     if fuse is not None and isinstance(model, UnitModel):
         fuse(model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
     if half:
@@ -74,7 +74,7 @@ def build_on_meta(
     return model
 
 
-def explain_uncounted(error: Exception) -> ConfigError:
+def explain_meta_error(error: Exception) -> ConfigError:
     """The error for a plugin's network that cannot be built or run on meta tensors."""
     return ConfigError(
         f"--plugin: its network cannot be counted: {error}; it is built on torch's device meta, "
@@ -91,7 +91,7 @@ def count_size(variant: Variant) -> tuple[ModelSize, int]:
     return size, len(counts)
 
 
-def count_model(model: UnitModel, images: Tensor) -> list[UnitCount]:
+def count_model(model: UnitModel, images: Tensor) -> list[UnitCost]:
     """The figures of every unit for a batch, in training without dropout."""
     model.train()
     saved = _SavedBytes([*model.parameters(), *model.buffers()])
@@ -104,7 +104,7 @@ def count_model(model: UnitModel, images: Tensor) -> list[UnitCount]:
             x = _run_unit(model, unit, x)
         own = {weight for path in paths for weight in model.get_submodule(path).parameters()}
         counts.append(
-            UnitCount(
+            UnitCost(
                 name=unit,
                 shape=tuple(x.shape[1:]),
                 parameters=sum(weight.numel() for weight in own - counted),

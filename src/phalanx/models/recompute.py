@@ -196,7 +196,7 @@ class _ForwardRecorder(TorchDispatchMode):
         old = self._records.get(_identify(target)) if isinstance(target, Tensor) else None
         was_stored = old is not None and old.stored is not None
         if isinstance(target, Tensor):
-            self._give_up_storage(target.untyped_storage()._cdata)
+            self._prepare_overwrite(target.untyped_storage()._cdata)
         out_of_place = _find_out_of_place(func)
         if old is None or old.op is None or out_of_place is None:
             return func(*args, **kwargs)
@@ -209,7 +209,7 @@ class _ForwardRecorder(TorchDispatchMode):
         recorded.stored = target.detach() if was_stored else None
         return out
 
-    def _give_up_storage(self, address: int) -> None:
+    def _prepare_overwrite(self, address: int) -> None:
         """Before memory is overwritten: make sure that no record depends on its contents."""
         for recorded in self._by_storage.get(address, ()):
             if recorded.stored is not None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from phalanx.catalog.variant import Variant
-from phalanx.models.cost import UnitCount, count_units
+from phalanx.models.cost import UnitCost, count_units
 from phalanx.models.recompute import enable_recomputation
 from phalanx.models.step_memory import HALF_BYTES, BytesPerWeight, Memory, PassSpec, trace_pass
 from phalanx.models.units import ModelPart, to_unit_model
@@ -19,7 +19,7 @@ _FULL_BYTES = 4
 
 
 @lru_cache(maxsize=64)
-def _count(variant: Variant, num_classes: int, image_size: int) -> tuple[UnitCount, ...]:
+def _count_units(variant: Variant, num_classes: int, image_size: int) -> tuple[UnitCost, ...]:
     return tuple(
         count_units(variant, num_classes=num_classes, batch=_COUNTED_BATCH, image_size=image_size)
     )
@@ -30,13 +30,13 @@ def estimate_costs(variant: Variant, *, num_classes: int, image_size: int) -> di
     kept = _FULL_BYTES * _COUNTED_BATCH
     return {
         unit.name: unit.macs + _MACS_PER_ACTIVATION * unit.activation_bytes / kept
-        for unit in _count(variant, num_classes, image_size)
+        for unit in _count_units(variant, num_classes, image_size)
     }
 
 
 def list_units(variant: Variant, *, num_classes: int, image_size: int) -> list[str]:
     """The names of a network's units in order, also for a plugin's network."""
-    return [unit.name for unit in _count(variant, num_classes, image_size)]
+    return [unit.name for unit in _count_units(variant, num_classes, image_size)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from phalanx.catalog.variant import Variant
 from phalanx.errors import ConfigError
 from phalanx.kernels.choices import CHOICES
-from phalanx.models.cost import AUTOCAST_LAYERS, Fuse, build_on_meta, explain_uncounted
+from phalanx.models.cost import AUTOCAST_LAYERS, Fuse, build_on_meta, explain_meta_error
 from phalanx.models.recompute import enable_recomputation
 from phalanx.models.units import find_noise_sizes
 
@@ -87,7 +87,7 @@ def predict_memory(variant: Variant, one_pass: PassSpec, *, per_weight: BytesPer
     ).memory
 
 
-class _TracedPass(NamedTuple):
+class _PassTrace(NamedTuple):
     """The result of a pass on the meta device."""
 
     memory: Memory
@@ -103,7 +103,7 @@ def trace_pass(
     recomputes: bool,
     is_last: bool = True,
     in_flight: int = 1,
-) -> _TracedPass:
+) -> _PassTrace:
     """The memory of the passes of a model, or of a stage with `in_flight` micro-batches.
 
     Each of these keeps its activations. A stage also holds the input and the gradient that it has
@@ -117,7 +117,7 @@ def trace_pass(
     gradients, optimizer = count * per_weight.gradient, count * per_weight.optimizer
     live = LiveBytes(gradients if per_weight.accumulates else 0)
     averages = count * per_weight.average
-    copies = _autocast_weights(model) if copied else []
+    copies = _find_autocast_weights(model) if copied else []
     saved = [] if recomputes else copies
     width = 0 if per_weight.accumulates else per_weight.gradient
     _count_gradients(model, live, width=width, copied=saved)
@@ -139,7 +139,7 @@ def trace_pass(
         working=peak - lasting - gradients - in_flight * activations - transfers,
         peak=peak,
     )
-    return _TracedPass(memory, output)
+    return _PassTrace(memory, output)
 
 
 @lru_cache(maxsize=64)
@@ -191,13 +191,13 @@ class LiveBytes(TorchDispatchMode):
         self.add(size)
 
 
-def _autocast_weights(model: nn.Module) -> list[Tensor]:
+def _find_autocast_weights(model: nn.Module) -> list[Tensor]:
     """The weights that autocast copies to 16 bits for a pass."""
     layers = [module for module in model.modules() if isinstance(module, AUTOCAST_LAYERS)]
     return [weight for layer in layers for weight in layer.parameters()]
 
 
-def _half_bytes(weights: Iterable[Tensor]) -> int:
+def _count_half_bytes(weights: Iterable[Tensor]) -> int:
     """The bytes of 16-bit copies of weights."""
     return HALF_BYTES * sum(weight.numel() for weight in weights)
 
@@ -212,7 +212,9 @@ def _count_gradients(
     copies = {id(weight) for weight in copied}
 
     def count_finished(weight: Tensor) -> None:
-        live.add(width * weight.numel() - _half_bytes([weight] if id(weight) in copies else []))
+        live.add(
+            width * weight.numel() - _count_half_bytes([weight] if id(weight) in copies else [])
+        )
         weight.grad = None
 
     for tensor in (*model.parameters(), *model.buffers()):
@@ -235,13 +237,13 @@ def _run_pass(
     The copies that autocast makes are freed when it ends, except for those that autograd saved.
     """
     start, sizes, batch = live.bytes, find_noise_sizes(model), len(received)
-    live.add(_half_bytes(copied))
+    live.add(_count_half_bytes(copied))
     try:
-        with CHOICES.unmeasured(), torch.device("meta"), live:
+        with CHOICES.without_timing(), torch.device("meta"), live:
             x = torch.empty_like(received).requires_grad_(received.requires_grad)
             noise = {path: torch.empty(batch, size) for path, size in sizes.items()}
             output = model(x, noise) if noise else model(x)
-            live.add(_half_bytes(saved) - _half_bytes(copied))
+            live.add(_count_half_bytes(saved) - _count_half_bytes(copied))
             between = live.bytes - start
             if is_last:
                 labels = torch.empty(batch, dtype=torch.long)
@@ -251,11 +253,11 @@ def _run_pass(
     except (RuntimeError, ValueError) as error:
         reason = str(error).rstrip(".")
         if "meta tensor" in reason:  # a plugin's network that reads values
-            raise explain_uncounted(error) from error
+            raise explain_meta_error(error) from error
         raise ConfigError(
             f"a batch of {' x '.join(map(str, received.shape))} cannot be trained on: {reason}; "
             "try another --batch-size or --image-size"
         ) from error
     except Exception as error:  # from a plugin
-        raise explain_uncounted(error) from error
+        raise explain_meta_error(error) from error
     return between, output.detach()

@@ -82,13 +82,13 @@ class ModelPart(UnitModel):
         for unit in units:
             self.units[unit] = whole.units[unit]
             for path in whole.units[unit]:
-                self._hang(path, whole.get_submodule(path))
+                self._add_at_path(path, whole.get_submodule(path))
         modules = {path for paths in self.units.values() for path in paths}
         self.noise_sizes = {
             path: size for path, size in find_noise_sizes(whole).items() if path in modules
         }
 
-    def _hang(self, path: str, module: nn.Module) -> None:
+    def _add_at_path(self, path: str, module: nn.Module) -> None:
         """Add a module at a path, creating empty parent modules."""
         *parents, name = path.split(".")
         holder: nn.Module = self
@@ -99,7 +99,7 @@ class ModelPart(UnitModel):
         holder.add_module(name, module)
 
 
-def pick_own(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def select_own_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a whole model that belong to this one: all, unless it is a part."""
     if not isinstance(model, ModelPart):
         return dict(tensors)

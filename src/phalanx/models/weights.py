@@ -24,7 +24,7 @@ _COUNTER = "num_batches_tracked"  # older files have none; nothing depends on it
 _MAGIC_BYTES = (b"PK\x03\x04", b"\x80")  # a zip archive, or the pickle of older versions
 _SHOWN = 3
 # what torch's reader raises for a file that is cut short or is something else
-_BROKEN = (
+_READ_ERRORS = (
     *(RuntimeError, OSError, ValueError, LookupError, AssertionError, EOFError, struct.error),
     *(TypeError, AttributeError),  # of a pickle with one byte changed
 )
@@ -36,7 +36,7 @@ def read_weights(path: Path, wanted: Collection[str]) -> dict[str, Tensor]:
     wanted: the names of the model they are for, which may have a wrapper's before them.
     """
     is_safe = path.suffix == ".safetensors"
-    tensors = read_safetensors(path) if is_safe else load_pickled(path)[0]
+    tensors = read_safetensors(path) if is_safe else read_pickled(path)[0]
     wrappers = _find_wrappers(tensors, wanted)
     if len(wrappers) > 1:
         raise CheckpointError(
@@ -65,7 +65,7 @@ def read_norm_layout(path: Path) -> str:
         return str((file.metadata() or {}).get(NORM_LAYOUT_KEY, "contiguous"))
 
 
-def load_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The state dict of a .pth file, and the options that some scripts store beside it.
 
     By torch's reader that takes tensors alone, and a Namespace, which is no more than a dict.
@@ -79,8 +79,8 @@ def load_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise _explain_refused(path, str(error), [str(w.message) for w in warned]) from error
-    except _BROKEN as error:
+        raise _explain_unreadable(path, str(error), [str(w.message) for w in warned]) from error
+    except _READ_ERRORS as error:
         if "TorchScript" in str(error):
             raise CheckpointError(
                 f"{path}: is a TorchScript program, which Phalanx does not run; where it comes "
@@ -94,7 +94,7 @@ def load_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, dict(vars(stored[0])) if stored else {}
 
 
-def _explain_refused(path: Path, refused: str, warned: list[str]) -> CheckpointError:
+def _explain_unreadable(path: Path, refused: str, warned: list[str]) -> CheckpointError:
     """Why torch's safe reader did not read a file; warned: what it said before."""
     protocol = re.search(r"pickle protocol (\d+)", " ".join(warned))
     if protocol and "Unsupported operand" in refused:
@@ -211,18 +211,20 @@ def load_tensors(
     model.load_state_dict(found, strict=False)
 
 
-def find_mismatches(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+def find_mismatches(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
     """Why tensors cannot be a model's: by kind, a few names and shapes of either side."""
-    both = [name for name in wanted if name in found]
-    shapes = {n: (tuple(found[n].shape), tuple(wanted[n].shape)) for n in both}
+    both = [name for name in expected if name in tensors]
+    shapes = {n: (tuple(tensors[n].shape), tuple(expected[n].shape)) for n in both}
     kinds = {
         "not in the file": [
             f"{name} {tuple(tensor.shape)}"
-            for name, tensor in wanted.items()
-            if name not in found and not name.endswith(_COUNTER)
+            for name, tensor in expected.items()
+            if name not in tensors and not name.endswith(_COUNTER)
         ],
         "not in the model": [
-            f"{name} {tuple(tensor.shape)}" for name, tensor in found.items() if name not in wanted
+            f"{name} {tuple(tensor.shape)}"
+            for name, tensor in tensors.items()
+            if name not in expected
         ],
         "other shapes": [
             f"{name} is {theirs} in the file, {ours} in the model"
@@ -230,11 +232,11 @@ def find_mismatches(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -
             if theirs != ours
         ],
         "no plain numbers": [
-            f"{name} ({found[name].dtype}, {found[name].layout})"
+            f"{name} ({tensors[name].dtype}, {tensors[name].layout})"
             for name in both
-            if found[name].layout != torch.strided
-            or found[name].is_meta
-            or found[name].is_complex()
+            if tensors[name].layout != torch.strided
+            or tensors[name].is_meta
+            or tensors[name].is_complex()
         ],
     }
     return [f"{kind}: {_list_some(items)}" for kind, items in kinds.items() if items]

@@ -72,7 +72,7 @@ OPTIMIZERS = {
         lambda s: {"momentum": s.momentum, "velocity_scale": s.velocity_scale},
         _Footprint(1),
     ),
-    "adamw": _OptimizerRow(  # Adam; `update` adds the decoupled decay of AdamW
+    "adamw": _OptimizerRow(  # Adam; `update_weights` adds the decoupled decay of AdamW
         torch.optim.Adam,
         lambda s: {"betas": s.betas, "eps": s.eps, "fused": True},
         _Footprint(2),
@@ -124,7 +124,7 @@ def _find_norm_biases(model: nn.Module) -> list[Tensor]:
 
 
 def build_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.Optimizer:
-    """The optimizer of a model; `update` sets the learning rate and applies both decays.
+    """The optimizer of a model; `update_weights` sets the learning rate and applies both decays.
 
     Norms and biases get no decay of any kind, and no trust ratio.
     """

@@ -101,7 +101,7 @@ def find_group_settings(group: Group) -> GroupSettings:
     return GroupSettings(
         lr=group["lr"],
         l2=group["l2"],
-        kept=1 - group["lr"] * group["decoupled_decay"],
+        weight_factor=1 - group["lr"] * group["decoupled_decay"],
         momentum=group.get("momentum", betas[0]),
         decay=group.get("alpha", group.get("decay_rate", betas[1])),
         eps=group.get("eps", 0.0),

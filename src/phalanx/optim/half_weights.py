@@ -80,7 +80,7 @@ class HalfWeights:
             for half in halves:
                 if half.copy.grad is None:
                     half.weight.grad = None
-            self._exchange({half.copy: (half.weight, half.state) for half in halves})
+            self._replace_in_optimizer({half.copy: (half.weight, half.state) for half in halves})
 
     def _replace_by_copies(self) -> list[_HalfWeight]:
         """Give the optimizer float32 copies of 16-bit weights, their gradients and their state."""
@@ -106,7 +106,9 @@ class HalfWeights:
         values = _to_float32(halves, [copy for _, _, copy in found])
         for (state, name, _), value in zip(found, values, strict=True):
             state[name] = value
-        self._exchange(dict(zip(weights, zip(copies, wide_states, strict=True), strict=True)))
+        self._replace_in_optimizer(
+            dict(zip(weights, zip(copies, wide_states, strict=True), strict=True))
+        )
         return list(map(_HalfWeight, weights, states, copies))
 
     def _round_weights(self, halves: list[_HalfWeight], step: int) -> Tensor:
@@ -143,7 +145,7 @@ class HalfWeights:
         bases = np.array([stream_key(self.seed, f"rounding {n}", 0) for n in names], np.uint64)
         return mix(bases + GOLDEN + np.uint64(step & MASK)).tolist()
 
-    def _exchange(self, others: dict[Tensor, tuple[Tensor, _State]]) -> None:
+    def _replace_in_optimizer(self, others: dict[Tensor, tuple[Tensor, _State]]) -> None:
         """Replace weights, and their state if they have any, in the optimizer."""
         for group in self.optimizer.param_groups:
             group["params"] = [others[w][0] if w in others else w for w in group["params"]]

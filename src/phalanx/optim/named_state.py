@@ -37,10 +37,10 @@ def restore_optimizer_state(
         else:
             copy = value.to(weight.device if fused[id(weight)] else "cpu", copy=True)
         optimizer.state[weight][key] = copy
-    _follow_momentum(optimizer)
+    _match_momentum_buffers(optimizer)
 
 
-def _follow_momentum(optimizer: torch.optim.Optimizer) -> None:
+def _match_momentum_buffers(optimizer: torch.optim.Optimizer) -> None:
     """Drop velocities that are no longer used, and add those that a fork has turned on.
 
     torch's RMSprop expects a velocity wherever it finds mean squares and has a momentum.

@@ -9,7 +9,7 @@ from torch import Tensor
 from phalanx.optim.half_weights import is_per_element
 
 
-class Offload:
+class OffloadedState:
     """The state of any optimizer, kept in host memory and copied to the device for each update.
 
     Copies are exact, so results are the same as with state on the device. Counts of steps are not

@@ -9,19 +9,19 @@ from phalanx.optim.optimizers import Group
 
 
 @torch.no_grad()
-def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
+def update_weights(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """w -= lr * (step(gradient + l2 * w) + decay * w); frees the gradients.
 
     The decay never enters the optimizer's state, l2 always does. A weight without a gradient does
     not change. A group of weights may have its own learning rate, a multiple of lr.
     """
-    set_rates(optimizer.param_groups, lr)
+    set_learning_rates(optimizer.param_groups, lr)
     apply_decays(optimizer)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 
-def set_rates(groups: Sequence[Group], lr: float) -> None:
+def set_learning_rates(groups: Sequence[Group], lr: float) -> None:
     """Set the learning rate of each group, which may be a multiple of lr."""
     for group in groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)

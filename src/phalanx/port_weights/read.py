@@ -140,9 +140,9 @@ def _read_plain(file: Mapping[str, Array], name: str) -> Array | None:
 
 def _read_torch(path: Path) -> OldFile:
     """A state dict, alone or in what a script or Lightning saved."""
-    from phalanx.models.weights import load_pickled
+    from phalanx.models.weights import read_pickled
 
-    tensors, settings = load_pickled(path)
+    tensors, settings = read_pickled(path)
     return _take_tensors(path, tensors, settings)
 
 

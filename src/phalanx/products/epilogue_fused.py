@@ -124,7 +124,7 @@ def load_bytes(bits, m, M, N, column, ACT: tl.constexpr, BM: tl.constexpr, BN: t
 
 
 @triton.jit
-def unpack_loaded(packed, ACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def unpack_bytes(packed, ACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Packed bits as 0 and 1; 0.0 if unused."""
     if ACT == 3:
         kept = unpack_bits(packed, BM, BN)

@@ -64,7 +64,7 @@ def gram_matrix_of_input_reference(
     x: Tensor, v: Tensor | None, stride: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`gram_matrix_of_input` in torch's own operations."""
-    kept = new_image(x, *_thin_out(x, stride)).copy_(x[:, :, ::stride, ::stride])
+    kept = new_image(x, *_find_subsampled_shape(x, stride)).copy_(x[:, :, ::stride, ::stride])
     if v is not None:
         rows = (widen(flatten_pixels(kept)) * v[2] + v[3]).relu()
         flatten_pixels(kept).copy_(rows)
@@ -74,7 +74,7 @@ def gram_matrix_of_input_reference(
 @gram_matrix_of_input.register_fake
 def _(x: Tensor, v: Tensor | None, stride: int) -> tuple[Tensor, Tensor, Tensor]:
     c = x.shape[1]
-    kept = new_image(x, *_thin_out(x, stride))
+    kept = new_image(x, *_find_subsampled_shape(x, stride))
     return kept, _new_floats(x, c, c), _new_floats(x, c)
 
 
@@ -196,7 +196,7 @@ def _new_floats(like: Tensor, *shape: int) -> Tensor:
     return like.new_empty(shape, dtype=torch.float32)
 
 
-def _thin_out(x: Tensor, stride: int) -> tuple[int, int, int]:
+def _find_subsampled_shape(x: Tensor, stride: int) -> tuple[int, int, int]:
     """(C, H, W) of an image subsampled by a stride."""
     _, c, h, w = x.shape
     return c, (h + stride - 1) // stride, (w + stride - 1) // stride

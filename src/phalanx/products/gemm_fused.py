@@ -23,7 +23,7 @@ from phalanx.products.epilogue_fused import (
     second_summand,
     store_bytes,
     store_sums,
-    unpack_loaded,
+    unpack_bytes,
     unpack_words,
 )
 
@@ -72,7 +72,7 @@ def gemm(
     scale, shift = load_affine(v, n, N, AFFINE)
     acc = apply_affine(acc, scale, shift, added, AFFINE, ADD)
     gate_scale, gate_shift = load_affine(gv, n, N, 2 if ACT == 4 else 0)
-    kept = unpack_loaded(packed, ACT, BM, BN)
+    kept = unpack_bytes(packed, ACT, BM, BN)
     acc = apply_gate(acc, gates, gate_scale, gate_shift, kept, ACT)
     result = acc.to(out.dtype.element_ty)
     tl.store(out + m[:, None] * N + n[None, :], result, mask=ok)
@@ -125,7 +125,7 @@ def gemm_rows(
         else:
             acc = tl.dot(left, right)
         acc = apply_affine(acc, scale, shift, added, AFFINE, ADD)
-        kept = unpack_loaded(packed, ACT, BM, BN)
+        kept = unpack_bytes(packed, ACT, BM, BN)
         acc = apply_gate(acc, gates, gate_scale, gate_shift, kept, ACT)
         result = acc.to(out.dtype.element_ty)
         tl.store(out + m[:, None] * N + n[None, :], result, mask=ok)
@@ -143,7 +143,7 @@ def gemm_rows(
 
 
 @triton.jit
-def _multiply_ahead(acc, a, b, top, side, K, TRANS: tl.constexpr, BK: tl.constexpr):
+def _multiply_tma(acc, a, b, top, side, K, TRANS: tl.constexpr, BK: tl.constexpr):
     """acc + a @ b for one tile; a and b are tensor descriptors."""
     for k0 in range(0, K, BK):
         right = tl.trans(b.load([side, k0])) if TRANS else b.load([k0, side])
@@ -151,8 +151,8 @@ def _multiply_ahead(acc, a, b, top, side, K, TRANS: tl.constexpr, BK: tl.constex
     return acc
 
 
-@triton.jit(repr=lambda info: "ahead_" + _describe_flags(info), do_not_specialize=["H", "W"])
-def gemm_ahead(
+@triton.jit(repr=lambda info: "tma_" + _describe_flags(info), do_not_specialize=["H", "W"])
+def gemm_tma(
     a, b, a2, b2, beta, out, v, add, gate, gv, bits, s, M, N, K, K2, P, H, W,
     TRANS: tl.constexpr, PRE: tl.constexpr, AFFINE: tl.constexpr, ADD: tl.constexpr,
     ACT: tl.constexpr, SUMS: tl.constexpr,
@@ -175,8 +175,8 @@ def gemm_ahead(
             gates = load_gate(gate, m0, n0, M, N, ACT)
         acc = tl.zeros((BM, BN), tl.float32)
         if PRE:
-            acc = _multiply_ahead(acc, a2, b2, top, side, K2, False, BK) * tl.load(beta)
-        acc = _multiply_ahead(acc, a, b, top, side, K, TRANS, BK)
+            acc = _multiply_tma(acc, a2, b2, top, side, K2, False, BK) * tl.load(beta)
+        acc = _multiply_tma(acc, a, b, top, side, K, TRANS, BK)
         late += P
         row, column = late // blocks, late % blocks
         m, n = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)

@@ -139,7 +139,7 @@ def _(da: Tensor, w: Tensor, dz: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
 def mask_gradient(dy: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
     """dy masked by bits, and its column sums: float32 [channels].
 
-    dy is channels_last, or has one row of channels for all pixels of an image (`is_spread`).
+    dy is channels_last, or has one row of channels for all pixels of an image (`is_expanded`).
     """
     fused = find_fused_for(dy, "phalanx.products.mask_fused.mask_fused")
     return (fused or mask_gradient_reference)(dy, bits)

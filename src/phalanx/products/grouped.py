@@ -33,40 +33,40 @@ def convolve_groups(x: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
         groups = shape.groups // joined
         return torch.ops.aten.convolution(x, wide, None, *shape[:3], False, [0, 0], groups)
 
-    return _choose("convolution", run, x, weight, shape)
+    return _run_fastest("convolution", run, x, weight, shape)
 
 
 def convolve_groups_back(
-    dy: Tensor, x: Tensor, weight: Tensor, shape: ConvShape, *, wanted: bool
+    dy: Tensor, x: Tensor, weight: Tensor, shape: ConvShape, *, needs_input_grad: bool
 ) -> tuple[Any, Tensor]:
-    """Gradients of the input, if wanted, and of the weight, each with its fastest grouping."""
+    """Gradients of the input, if needed, and of the weight, each with its fastest grouping."""
 
-    def run(joined: int, *, own: bool) -> tuple[Tensor, Tensor]:
+    def run(joined: int, *, of_weight: bool) -> tuple[Tensor, Tensor]:
         wide = _join(weight, joined, shape.groups)
-        found = (False, [0, 0], shape.groups // joined, [not own, own, False])
-        dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, wide, None, *shape[:3], *found)
+        rest = (False, [0, 0], shape.groups // joined, [not of_weight, of_weight, False])
+        dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, wide, None, *shape[:3], *rest)
         return dx, dw
 
-    def find_own(joined: int) -> Tensor:
-        return _part(run(joined, own=True)[1], joined, weight, shape.groups)
+    def find_weight_gradient(joined: int) -> Tensor:
+        return _take_diagonal_blocks(run(joined, of_weight=True)[1], joined, weight, shape.groups)
 
     dx = None
-    if wanted:
-        dx, _ = _choose("input gradient", partial(run, own=False), x, weight, shape)
-    return dx, _choose("weight gradient", find_own, x, weight, shape)
+    if needs_input_grad:
+        dx, _ = _run_fastest("input gradient", partial(run, of_weight=False), x, weight, shape)
+    return dx, _run_fastest("weight gradient", find_weight_gradient, x, weight, shape)
 
 
-def _choose(
+def _run_fastest(
     what: str, run: Callable[[int], Any], x: Tensor, weight: Tensor, shape: ConvShape
 ) -> Any:
     """The result with the fastest number of groups joined into one."""
     each = weight.shape[1]
     joined = [1, *(width // each for width in _WIDTHS if width > each and width % each == 0)]
-    ways = {
+    implementations = {
         f"{number} joined": partial(run, number) for number in joined if shape.groups % number == 0
     }
     key = f"groups, {what} {tuple(x.shape)} {tuple(weight.shape)} {tuple(shape)} {x.dtype}"
-    return CHOICES.choose(key, ways)
+    return CHOICES.run_fastest(key, implementations)
 
 
 def _join(weight: Tensor, joined: int, groups: int) -> Tensor:
@@ -75,22 +75,22 @@ def _join(weight: Tensor, joined: int, groups: int) -> Tensor:
         return weight
     rows, each, *size = weight.shape
     parts = weight.permute(0, 2, 3, 1).reshape(groups // joined, joined, -1, *size, 1, each)
-    wide = parts * _diagonal(joined, weight.dtype, weight.device)
+    wide = parts * _make_block_mask(joined, weight.dtype, weight.device)
     return wide.reshape(rows, *size, joined * each).permute(0, 3, 1, 2)
 
 
-def _part(wide: Tensor, joined: int, weight: Tensor, groups: int) -> Tensor:
+def _take_diagonal_blocks(wide: Tensor, joined: int, weight: Tensor, groups: int) -> Tensor:
     """The gradient of a weight: the diagonal blocks of the joined weight's gradient."""
     if joined == 1:
         return wide
     rows, each, *size = weight.shape
     parts = wide.permute(0, 2, 3, 1).reshape(groups // joined, joined, -1, *size, joined, each)
-    own = parts.diagonal(dim1=1, dim2=5).movedim(-1, 1)
-    return own.reshape(rows, *size, each).permute(0, 3, 1, 2)
+    blocks = parts.diagonal(dim1=1, dim2=5).movedim(-1, 1)
+    return blocks.reshape(rows, *size, each).permute(0, 3, 1, 2)
 
 
 @cache
-def _diagonal(joined: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _make_block_mask(joined: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """An identity matrix that keeps the diagonal blocks: [joined, 1, 1, 1, joined, 1]."""
     eye = torch.eye(joined, dtype=dtype, device=device)
     return eye[:, None, None, None, :, None]

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, make_tiles
-from phalanx.kernels.image_layout import is_spread, new_image
+from phalanx.kernels.image_layout import is_expanded, new_image
 from phalanx.products.epilogue_fused import load_bytes, unpack_bits
 from phalanx.products.sums_fused import add_rows
 
@@ -47,5 +47,5 @@ def mask_fused(dy: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
     out, s = new_image(dy, c, h, w), torch.empty((1, groups, c), device=dy.device)
     tiles = [t for t in _TILES if c % t["BC"] == 0]
     args = (dy, bits, out, s, m, c, groups, h * w)
-    CHOICES.run(_mask, lambda t: (c // t["BC"], groups), args, tiles, SPREAD=int(is_spread(dy)))
+    CHOICES.run(_mask, lambda t: (c // t["BC"], groups), args, tiles, SPREAD=int(is_expanded(dy)))
     return out, add_rows(s).view(-1)

@@ -14,7 +14,7 @@ from phalanx.kernels.batch_norm import flatten_pixels
 from phalanx.kernels.choices import CHOICES, Launch, Tile, make_tiles
 from phalanx.kernels.gpu import Gpu, count_persistent_bytes, find_gpu
 from phalanx.kernels.image_layout import new_image
-from phalanx.products.gemm_fused import gemm, gemm_ahead, gemm_rows
+from phalanx.products.gemm_fused import gemm, gemm_rows, gemm_tma
 from phalanx.products.sums_fused import add_rows
 
 RELU, KEEP_BITS, KEEP_NORMAL = 1, 3, 4  # ACT
@@ -30,14 +30,14 @@ _ROWS_TILES = make_tiles(
     *((128, 128, 1, 8, 3), (128, 128, 1, 16, 3), (64, 256, 1, 8, 3)),
 )
 # OCCUPANCY 0: one program per tile. The last column is the number of blocks of K in flight.
-_AHEAD_TILES = make_tiles(
+_TMA_TILES = make_tiles(
     "BM BN BK EARLY OCCUPANCY",
     *((128, 64, 64, 1, 2, 4, 4), (128, 128, 64, 1, 0, 8, 3)),
     *((128, 256, 64, 0, 1, 8, 3), (128, 64, 64, 0, 0, 4, 3)),
 )
-_WIDEST_AHEAD = 28  # pixels; wider images have few channels, and gemm_rows is near the memory bound
+_WIDEST_TMA = 28  # pixels; wider images have few channels, and gemm_rows is near the memory bound
 _MOST_KEPT = 640  # input channels whose weights gemm_rows keeps
-_MOST_WALKERS = 1056  # programs of gemm_rows per block of columns: rows of partial sums
+_MOST_PROGRAMS = 1056  # programs of gemm_rows per block of columns: rows of partial sums
 _REGISTERS = 2**16  # per SM
 _REGISTERS_OF_A_THREAD = 255
 
@@ -60,30 +60,32 @@ class _Product:
         """The GPU that it runs on."""
         return find_gpu(self.operands[0])
 
-    def fit(self, tiles: list[Tile]) -> list[Tile]:
+    def select_tiles(self, tiles: list[Tile]) -> list[Tile]:
         """The tiles that divide the columns."""
         return [t for t in tiles if self.n % t["BN"] == 0]
 
-    def by_tiles(self) -> list[Launch]:
+    def list_gemm_launches(self) -> list[Launch]:
         """Launches of gemm."""
         sizes = (self.m, self.n, self.k, self.k2, self.height, self.width)
         return [
             Launch(gemm, (self.count_tiles(t),), (*self.operands, *sizes), t, self.flags)
-            for t in self.fit(_GEMM_TILES)
+            for t in self.select_tiles(_GEMM_TILES)
         ]
 
     def count_tiles(self, tile: Tile) -> int:
         """Tiles of the result."""
         return triton.cdiv(self.m, tile["BM"]) * triton.cdiv(self.n, tile["BN"])
 
-    def by_rows(self) -> list[Launch]:
+    def list_rows_launches(self) -> list[Launch]:
         """Launches of gemm_rows that fit into shared memory."""
         k, k2 = self.k, self.k2
         if k & (k - 1) or k2 & (k2 - 1) or k + k2 > _MOST_KEPT:
             return []
-        return [launch for t in self.fit(_ROWS_TILES) for launch in self.by_rows_of(t)]
+        return [
+            launch for t in self.select_tiles(_ROWS_TILES) for launch in self.build_rows_launches(t)
+        ]
 
-    def by_rows_of(self, tile: Tile) -> list[Launch]:
+    def build_rows_launches(self, tile: Tile) -> list[Launch]:
         """The launch of gemm_rows with one tile; none if it does not fit into shared memory."""
         rows, columns = tile["BM"], tile["BN"]
         depth, warps = tile["num_stages"], tile["num_warps"]
@@ -95,40 +97,44 @@ class _Product:
         if not occupancy:
             return []
         blocks = self.n // columns
-        walkers = occupancy * self.gpu.multiprocessors // blocks
-        walkers = max(1, min(walkers, triton.cdiv(self.m, rows), _MOST_WALKERS))
-        own = {"BM": rows, "BN": columns, "DEPTH": depth, "WARPS": min(warps, rows // 16)}
-        own |= {"num_warps": warps, "num_stages": depth}
+        programs = occupancy * self.gpu.multiprocessors // blocks
+        programs = max(1, min(programs, triton.cdiv(self.m, rows), _MOST_PROGRAMS))
+        constants = {"BM": rows, "BN": columns, "DEPTH": depth, "WARPS": min(warps, rows // 16)}
+        constants |= {"num_warps": warps, "num_stages": depth}
         registers = _REGISTERS // (32 * warps * occupancy) // 8 * 8
         if registers < _REGISTERS_OF_A_THREAD and not _is_interpreted():
-            own["maxnreg"] = registers
-        sizes = (self.m, self.n, walkers, self.height, self.width)
+            constants["maxnreg"] = registers
+        sizes = (self.m, self.n, programs, self.height, self.width)
         flags = {**self.flags, "K": self.k, "K2": self.k2}
         args = (*self.operands, *sizes)
-        return [Launch(gemm_rows, (blocks * walkers,), args, own, flags)]
+        return [Launch(gemm_rows, (blocks * programs,), args, constants, flags)]
 
-    def ahead(self) -> list[Launch]:
-        """Launches of gemm_ahead, for products of many channels."""
-        small = self.k < 128 or self.m < 128 or self.height > _WIDEST_AHEAD
+    def list_tma_launches(self) -> list[Launch]:
+        """Launches of gemm_tma, for products of many channels."""
+        small = self.k < 128 or self.m < 128 or self.height > _WIDEST_TMA
         if small or not self.gpu.has_tma:
             return []
-        return [self.ahead_of(t) for t in self.fit(_AHEAD_TILES)]
+        return [self.build_tma_launch(t) for t in self.select_tiles(_TMA_TILES)]
 
-    def ahead_of(self, tile: Tile) -> Launch:
-        """The launch of gemm_ahead with one tile."""
+    def build_tma_launch(self, tile: Tile) -> Launch:
+        """The launch of gemm_tma with one tile."""
         (a, b, a2, b2, *rest), flags = self.operands, self.flags
         bm, bn, bk = tile["BM"], tile["BN"], tile["BK"]
-        weights = _describe(b, bn, bk) if flags["TRANS"] else _describe(b, bk, bn)
-        factors = (_describe(flatten_pixels(a), bm, bk), weights, None, None)
+        weights = _make_descriptor(b, bn, bk) if flags["TRANS"] else _make_descriptor(b, bk, bn)
+        factors = (_make_descriptor(flatten_pixels(a), bm, bk), weights, None, None)
         if a2 is not None:
-            factors = (*factors[:2], _describe(flatten_pixels(a2), bm, bk), _describe(b2, bk, bn))
-        programs, walks = self.count_tiles(tile), tile["OCCUPANCY"] > 0
-        if walks:
+            factors = (
+                *factors[:2],
+                _make_descriptor(flatten_pixels(a2), bm, bk),
+                _make_descriptor(b2, bk, bn),
+            )
+        programs, is_persistent = self.count_tiles(tile), tile["OCCUPANCY"] > 0
+        if is_persistent:
             programs = min(tile["OCCUPANCY"] * self.gpu.multiprocessors, programs)
         sizes = (self.m, self.n, self.k, self.k2, programs, self.height, self.width)
-        own = {name: value for name, value in tile.items() if name != "OCCUPANCY"}
-        own["FLAT"] = int(walks and not flags["PRE"])
-        return Launch(gemm_ahead, (programs,), (*factors, *rest, *sizes), own, flags)
+        constants = {name: value for name, value in tile.items() if name != "OCCUPANCY"}
+        constants["FLAT"] = int(is_persistent and not flags["PRE"])
+        return Launch(gemm_tma, (programs,), (*factors, *rest, *sizes), constants, flags)
 
 
 def _is_interpreted() -> bool:
@@ -136,7 +142,7 @@ def _is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _describe(matrix: Tensor, *block: int) -> TensorDescriptor:
+def _make_descriptor(matrix: Tensor, *block: int) -> TensorDescriptor:
     """A matrix as a tensor descriptor, from which TMA loads such blocks."""
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), list(block))
 
@@ -164,7 +170,7 @@ def multiply(
     width, m = b.shape[0 if trans else 1], n * h * w
     out = new_image(a, width, h, w)
     count = min(sums, 2)
-    rows = max(triton.cdiv(m, 64), _MOST_WALKERS)  # of partial sums: no kernel writes more
+    rows = max(triton.cdiv(m, 64), _MOST_PROGRAMS)  # of partial sums: no kernel writes more
     s = torch.empty(count * rows * width, device=a.device)
     a2, b2, beta = pre or (None, None, None)
     adding = 0 if add is None else _SAME_PIXELS if add.shape == out.shape else _EVEN_PIXELS
@@ -175,8 +181,9 @@ def multiply(
     operands = (a, b, a2, b2, beta, out, v, add, *(gate or (None, None)), bits, s)
     k2 = 0 if a2 is None else a2.shape[1]
     product = _Product(operands, m, width, k, k2, h, w, flags)
-    used = CHOICES.run_fastest([*product.by_tiles(), *product.by_rows(), *product.ahead()])
+    launches = [*product.list_gemm_launches(), *product.list_rows_launches()]
+    used = CHOICES.launch_fastest([*launches, *product.list_tma_launches()])
     if not count:
         return out, s.view(0, width)
-    walkers = used.args[14] if used.kernel is gemm_rows else triton.cdiv(m, used.tile["BM"])
-    return out, add_rows(s[: count * walkers * width].view(count, walkers, width))
+    partials = used.args[14] if used.kernel is gemm_rows else triton.cdiv(m, used.tile["BM"])
+    return out, add_rows(s[: count * partials * width].view(count, partials, width))

@@ -12,7 +12,7 @@ from phalanx.catalog.models import MODELS
 from phalanx.config.presets import is_preset
 from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS
 from phalanx.errors import CheckpointError
-from phalanx.export.file_kind import find_kind
+from phalanx.export.file_kind import describe_magic_bytes
 from phalanx.export.metadata import LOGITS, ModelMetadata
 from phalanx.serve.batching import Outputs, Rows
 
@@ -174,7 +174,7 @@ def _describe_file(path: Path) -> str:
     if head.startswith(_ZIP) and path.suffix == ".pt2":
         return _PT2
     is_text = path.suffix != ".onnx" and _is_text(head)
-    return find_kind(head) or ("text" if is_text else "") if head else "an empty file"
+    return describe_magic_bytes(head) or ("text" if is_text else "") if head else "an empty file"
 
 
 def refuse_text(path: Path) -> None:

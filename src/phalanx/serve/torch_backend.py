@@ -16,7 +16,7 @@ from phalanx.assemble.session import Session
 from phalanx.engine.step import compute_logits
 from phalanx.export.metadata import ACTIVATION_MAP, LOGITS, ModelMetadata
 from phalanx.export.network import ExportNetwork, copy_network, find_head
-from phalanx.export.options import read_weights
+from phalanx.export.options import read_scorable_checkpoint
 from phalanx.models.units import UnitModel
 from phalanx.serve.backend import BackendOptions
 from phalanx.serve.batching import Outputs, Rows
@@ -31,7 +31,9 @@ class TorchBackend:
     def __init__(self, path: Path, options: BackendOptions) -> None:
         self.path = path
         flags = {**options.flags, "device": options.device, "threads": str(options.threads)}
-        checkpoint = read_weights(path, flags, wanted=options.checkpoint, averaged=options.averaged)
+        checkpoint = read_scorable_checkpoint(
+            path, flags, wanted=options.checkpoint, averaged=options.averaged
+        )
         session = open_checkpoint(checkpoint)
         facts, network = checkpoint.start.facts, _copy_with_head(session)
         self.metadata = ModelMetadata(

@@ -143,7 +143,7 @@ def test_a_block_below_gets_the_gradient_in_two_parts():
     inner = model.run_unit("layer1/0", model.run_unit("stem", x))
     parts = []
     inner.register_hook(parts.append)
-    inner.skip_ticket.register_hook(parts.append)
+    inner.skip_carrier.register_hook(parts.append)
     model.run_unit("layer2/0", inner).sum().backward()
     through_convolutions, through_shortcut = parts
     assert through_convolutions.shape == through_shortcut.shape == inner.shape

@@ -1,4 +1,4 @@
-"""Where an export goes: made beside its place, and moved there whole."""
+"""Where an export goes: made beside its destination, and moved there whole."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _UNKNOWN = "exists, and is not known to be an export; choose another --out, or r
 _SHOWN = 3
 
 
-def refuse_taken(path: Path, files: Collection[str]) -> None:
+def refuse_existing(path: Path, files: Collection[str]) -> None:
     """Raise where something lies at a path that is not an earlier export of the same kind.
 
     files: in an export that is a folder, the model first; none for one that is a file.
@@ -55,7 +55,7 @@ def _refuse_folder(path: Path, files: Collection[str]) -> None:
 def _refuse_file(path: Path) -> None:
     if path.exists() and not is_own_export(path):
         raise ConfigError(f"--out {path}: {_UNKNOWN}")
-    card = choose_card(path)
+    card = choose_card_path(path)
     if card.exists() and not _is_card_of(card, path):
         raise ConfigError(
             f"--out {path}: its model card would be {card}, which no export wrote; choose "
@@ -63,7 +63,7 @@ def _refuse_file(path: Path) -> None:
         )
 
 
-def choose_card(path: Path) -> Path:
+def choose_card_path(path: Path) -> Path:
     """The model card of a file: README.md beside it, unless that describes something else."""
     card, named = path.parent / CARD, path.with_name(f"{path.name}.md")
     if _is_card_of(named, path):
@@ -77,10 +77,10 @@ def _is_card_of(card: Path, path: Path) -> bool:
         head = card.read_text(encoding="utf-8", errors="replace")[:2_000]
     except OSError:
         return False
-    return write_card_mark(path.name) in head.splitlines()
+    return format_card_mark(path.name) in head.splitlines()
 
 
-def write_card_mark(file: str) -> str:
+def format_card_mark(file: str) -> str:
     """The line in the head of a model card that says what it describes."""
     return f"{_CARD_KEY}: {json.dumps(file)}"
 
@@ -115,14 +115,14 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def move_file(staged: Path, path: Path) -> None:
-    """Give a file its place, in the stead of what was there."""
+    """Move a file to its path, replacing what was there."""
     with out_errors(path, _ADVICE):
         staged.replace(path)
         sync_folder(path.parent)
 
 
 def move_folder(staged: Path, path: Path) -> None:
-    """Give a folder its place, in the stead of what was there."""
+    """Move a folder to its path, replacing what was there."""
     before = path.parent / f".{path.name}.before.{os.getpid()}.part"
     with out_errors(path, _ADVICE):
         if path.exists():

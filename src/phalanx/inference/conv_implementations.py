@@ -22,7 +22,7 @@ from phalanx.kernels.gpu import count_persistent_bytes, find_gpu
 NONE, RELU, SILU, RELU6, RAW = range(5)  # as in layers_fused; RAW: no bias either
 ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, F.relu, F.silu, F.relu6)
 GROUPED_BLOCK = 32  # channels that a program of a grouped convolution reads
-SQUARE = 16  # channels of a stem's squares
+STEM_CHANNELS = 16  # of a stem's input after space-to-depth
 _SMALL = 4e8  # multiplications; below, what matters is the number of programs
 _MANY_RESULTS = 1.2e6  # of a GEMM: they keep a device busy with large tiles
 _MOST_TILES = 1 << 14  # of a split-K GEMM
@@ -56,17 +56,17 @@ _GROUPED_TILE, _SMALL_GROUPED_TILE = make_tiles(
     "BM BN BK SPLITS", (128, 32, 32, 1, 4, 4), (32, 32, 32, 1, 4, 4)
 )
 _ROWS_TILES = make_tiles("BM BN OCCUPANCY", (64, 128, 2, 8, 3), (64, 64, 4, 4, 3))
-_AHEAD_TILES = make_tiles(
+_TMA_TILES = make_tiles(
     "BM BN BK EARLY OCCUPANCY", (128, 128, 64, 0, 2, 4, 3), (128, 64, 64, 1, 2, 4, 4)
 )
 _PASS_TILE = make_tiles("BM BC", (16, 128, 4, 1))[0]
 
 
-def launch(
+def launch_kernel(
     kernel: str, grid: tuple[int, ...], args: tuple[Any, ...], tile: Tile, **flags: int
 ) -> None:
     """Launch a kernel, given by its dotted name."""
-    CHOICES.run_fastest([Launch(find_fused(kernel), grid, args, tile, flags)])
+    CHOICES.launch_fastest([Launch(find_fused(kernel), grid, args, tile, flags)])
 
 
 def runs_kernels(x: Tensor) -> bool:
@@ -76,13 +76,13 @@ def runs_kernels(x: Tensor) -> bool:
     )
 
 
-def fits(*tensors: Tensor | None) -> bool:
+def fits_32_bit_offsets(*tensors: Tensor | None) -> bool:
     """Whether 32-bit offsets reach all elements."""
     return all(t is None or t.numel() < _LARGEST for t in tensors)
 
 
 @cache
-def counters(device: torch.device) -> Tensor:
+def find_split_counters(device: torch.device) -> Tensor:
     """Counters of split-K tiles: every kernel leaves them at zero for the next."""
     with torch.inference_mode(mode=False):
         return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
@@ -93,15 +93,15 @@ def count_blocks(rows: int, channels: int, tile: Tile) -> tuple[int, int]:
     return -(-rows // tile["BM"]), -(-channels // tile["BC"])
 
 
-def _shift(raw: Tensor, bias: Tensor, add: Tensor | None, act: int) -> Tensor:
+def _shift_and_activate(raw: Tensor, bias: Tensor, add: Tensor | None, act: int) -> Tensor:
     """act(raw + bias + add), written over raw."""
     rows, channels = raw.numel() // raw.shape[1], raw.shape[1]
-    if channels % 8 or not runs_kernels(raw) or not fits(raw):
+    if channels % 8 or not runs_kernels(raw) or not fits_32_bit_offsets(raw):
         y = raw.float() + bias[:, None, None]
         return ACTIVATIONS[act](y if add is None else y + add.float()).to(raw.dtype)
     args = (raw, bias, bias if add is None else add, raw, rows, channels // 8)
     grid = count_blocks(rows, channels, _PASS_TILE)
-    launch(
+    launch_kernel(
         "phalanx.inference.layers_fused.shift_and_activate",
         grid,
         args,
@@ -134,7 +134,7 @@ class Convolution:
     biases: Sequence[Tensor]
     add: Tensor | None
     gate: Tensor | None
-    move: Geometry
+    geometry: Geometry
     act: int
 
     @property
@@ -143,31 +143,39 @@ class Convolution:
 
     @property
     def _is_product(self) -> bool:
-        return self._kernel == 1 and self.move.stride == 1
+        return self._kernel == 1 and self.geometry.stride == 1
 
-    def find_ways(self, out: Tensor) -> dict[str, Callable[[], Tensor]]:
+    def list_implementations(self, out: Tensor) -> dict[str, Callable[[], Tensor]]:
         """All that apply, best first; our kernels write to `out`, libraries to new memory."""
-        if not runs_kernels(self.x) or not fits(self.x, out):
-            return {"apart": self._apart}
-        x, move, wide = self.x, self.move, out.shape[1]
+        if not runs_kernels(self.x) or not fits_32_bit_offsets(self.x, out):
+            return {"unfused": self._unfused}
+        x, geometry, wide = self.x, self.geometry, out.shape[1]
         is_product = self._is_product
         by_library = x.is_cuda and self.gate is None and self.act in (NONE, RELU)
         large = self._is_large(out)
-        ways: dict[str, Callable[[], Tensor]] = {}
-        if x.shape[1] % 8 == 0 and wide % 8 == 0 and (move.groups == 1 or len(self.weights) > 1):
-            ways["own"] = lambda: self._own(out)
+        implementations: dict[str, Callable[[], Tensor]] = {}
+        if (
+            x.shape[1] % 8 == 0
+            and wide % 8 == 0
+            and (geometry.groups == 1 or len(self.weights) > 1)
+        ):
+            implementations["implicit_gemm"] = lambda: self._by_implicit_gemm(out)
         if is_product and large and self.gate is None and wide % 64 == 0:
             if (rows_tile := self._find_rows_tile(wide)) is not None:
-                ways["rows"] = lambda: self._by_rows(out, rows_tile)
+                implementations["rows"] = lambda: self._by_rows(out, rows_tile)
             if x.shape[1] % 64 == 0 and find_gpu(x).has_tma:
-                ways["ahead"] = lambda: self._ahead(out)
+                implementations["tma"] = lambda: self._by_tma(out)
         if by_library and is_product and self.add is None:
-            ways["cublas"] = self._by_cublas
+            implementations["cublas"] = self._by_cublas
         if by_library and self.act == RELU:
-            ways["cudnn"] = self._by_cudnn
-        ways["apart"] = self._apart
-        best = self._rank(large, is_product, out.numel() // wide)
-        return {name: ways[name] for name in [*best, *ways] if name in ways}
+            implementations["cudnn"] = self._by_cudnn
+        implementations["unfused"] = self._unfused
+        best = self._rank_implementations(large, is_product, out.numel() // wide)
+        return {
+            name: implementations[name]
+            for name in [*best, *implementations]
+            if name in implementations
+        }
 
     def _is_large(self, out: Tensor) -> bool:
         return out.numel() * self._depth >= _SMALL
@@ -178,7 +186,7 @@ class Convolution:
         weight = self.weights[0]
         return weight.shape[1] * weight.shape[2] ** 2
 
-    def _rank(self, large: bool, is_product: bool, rows: int) -> tuple[str, ...]:
+    def _rank_implementations(self, large: bool, is_product: bool, rows: int) -> tuple[str, ...]:
         """The names of the best; the caller leaves out those that do not apply."""
         depth = self.x.shape[1]
         if self._is_linear and rows >= _FEW_ROWS:
@@ -191,28 +199,26 @@ class Convolution:
             return ("cudnn", "rows")
         if self.act == RELU and self.add is None and depth < 512:
             return ("cudnn",) if depth > 64 else ("rows", "cudnn")
-        return (
-            ("rows", "ahead", "cudnn") if depth < 2048 and self.act == RELU else ("rows", "cudnn")
-        )
+        return ("rows", "tma", "cudnn") if depth < 2048 and self.act == RELU else ("rows", "cudnn")
 
     @property
     def _is_linear(self) -> bool:
         return self.x.shape[2:] == (1, 1)
 
-    def _own(self, out: Tensor) -> Tensor:
-        grouped, wide, rows = self.move.groups > 1, out.shape[1], out.numel() // out.shape[1]
+    def _by_implicit_gemm(self, out: Tensor) -> Tensor:
+        grouped, wide, rows = self.geometry.groups > 1, out.shape[1], out.numel() // out.shape[1]
         weight, nothing = self.weights[1 if grouped else 0], self.biases[0]
         tile = self._choose_tile(rows, wide, large=self._is_large(out))
         flags = self._view(wide) | self._flags | ({"C": tile["BN"]} if grouped else {})
         shares = tile["SPLITS"] if tile["SPLITS"] > 1 else 0
         part = torch.empty(shares * rows * wide, device=out.device)
         args = (
-            *(self.x, weight, nothing, self._added, nothing if self.gate is None else self.gate),
-            *(out, part, counters(out.device), rows, *self.x.shape[2:], *out.shape[2:]),
+            *(self.x, weight, nothing, self._residual, nothing if self.gate is None else self.gate),
+            *(out, part, find_split_counters(out.device), rows, *self.x.shape[2:], *out.shape[2:]),
         )
         grid = (self._count_tiles(tile, rows, wide), tile["SPLITS"])
         gate = int(self.gate is not None)
-        launch(
+        launch_kernel(
             "phalanx.inference.layers_fused.convolve",
             grid,
             args,
@@ -228,21 +234,21 @@ class Convolution:
         return {"ADD": int(self.add is not None), "ACT": self.act}
 
     @property
-    def _added(self) -> Tensor:
+    def _residual(self) -> Tensor:
         """The residual; if there is none, a placeholder that no kernel reads."""
         return self.biases[0] if self.add is None else self.add
 
     def _view(self, wide: int) -> dict[str, int]:
-        """The windows as an implicit GEMM sees them: a row of a stem's squares is contiguous."""
-        channels, kernel, move = self.x.shape[1], self._kernel, self.move
+        """The windows as an implicit GEMM sees them: a row of a stem's blocks is contiguous."""
+        channels, kernel, geometry = self.x.shape[1], self._kernel, self.geometry
         across = kernel
-        if channels == SQUARE and kernel > 1 and move == Geometry():
+        if channels == STEM_CHANNELS and kernel > 1 and geometry == Geometry():
             channels, across = channels * kernel, 1
         view = {"C": channels, "N": wide, "PITCH": self.x.shape[1], "KH": kernel, "KW": across}
-        return view | {"STRIDE": move.stride, "PAD": move.padding}
+        return view | {"STRIDE": geometry.stride, "PAD": geometry.padding}
 
     def _choose_tile(self, rows: int, wide: int, *, large: bool) -> Tile:
-        if self.move.groups > 1:
+        if self.geometry.groups > 1:
             return _GROUPED_TILE if large else _SMALL_GROUPED_TILE
         if self.gate is not None:
             return self._choose_gated(rows, wide)
@@ -304,14 +310,14 @@ class Convolution:
     def _by_rows(self, out: Tensor, tile: Tile) -> Tensor:
         wide, channels, rows = out.shape[1], self.x.shape[1], out.numel() // out.shape[1]
         blocks = wide // tile["BN"]
-        walkers = find_gpu(out).multiprocessors * tile["OCCUPANCY"] // blocks
-        walkers = max(1, min(walkers, -(-rows // tile["BM"])))
-        args = (self.x, self.weights[0], self.biases[0], self._added, out, rows, wide, walkers)
+        programs = find_gpu(out).multiprocessors * tile["OCCUPANCY"] // blocks
+        programs = max(1, min(programs, -(-rows // tile["BM"])))
+        args = (self.x, self.weights[0], self.biases[0], self._residual, out, rows, wide, programs)
         shape = {"BM": tile["BM"], "BN": tile["BN"], "DEPTH": tile["num_stages"]}
         shape |= {"num_warps": tile["num_warps"]}
-        launch(
+        launch_kernel(
             "phalanx.inference.layers_fused.convolve_rows",
-            (walkers * blocks,),
+            (programs * blocks,),
             args,
             shape,
             K=channels,
@@ -319,22 +325,22 @@ class Convolution:
         )
         return out
 
-    def _ahead(self, out: Tensor) -> Tensor:
+    def _by_tma(self, out: Tensor) -> Tensor:
         from triton.tools.tensor_descriptor import TensorDescriptor
 
         wide, channels, rows = out.shape[1], self.x.shape[1], out.numel() // out.shape[1]
         flat = self.x.permute(0, 2, 3, 1).reshape(rows, channels)
         matrix = self.weights[0].reshape(wide, channels)
-        tile = next(tile for tile in _AHEAD_TILES if wide % tile["BN"] == 0)
+        tile = next(tile for tile in _TMA_TILES if wide % tile["BN"] == 0)
         blocks = -(-rows // tile["BM"]) * (wide // tile["BN"])
-        walkers = min(blocks, find_gpu(out).multiprocessors * tile["OCCUPANCY"])
+        programs = min(blocks, find_gpu(out).multiprocessors * tile["OCCUPANCY"])
         left = TensorDescriptor.from_tensor(flat, [tile["BM"], tile["BK"]])
         right = TensorDescriptor.from_tensor(matrix, [tile["BN"], tile["BK"]])
-        args = (left, right, self.biases[0], self._added, out, rows, wide, channels, walkers)
+        args = (left, right, self.biases[0], self._residual, out, rows, wide, channels, programs)
         shape = {name: value for name, value in tile.items() if name != "OCCUPANCY"}
-        launch(
-            "phalanx.inference.layers_fused.convolve_ahead",
-            (walkers,),
+        launch_kernel(
+            "phalanx.inference.layers_fused.convolve_tma",
+            (programs,),
             args,
             shape,
             FLAT=1,
@@ -351,15 +357,19 @@ class Convolution:
         return out.view(images, high, broad, wide).permute(0, 3, 1, 2)
 
     def _by_cudnn(self) -> Tensor:
-        move, weight, bias = self.move, self.weights[0], self.biases[1]
-        pair = [move.stride] * 2, [move.padding] * 2, [1, 1], move.groups
+        geometry, weight, bias = self.geometry, self.weights[0], self.biases[1]
+        pair = [geometry.stride] * 2, [geometry.padding] * 2, [1, 1], geometry.groups
         if self.add is None:
             return torch.cudnn_convolution_relu(self.x, weight, bias, *pair)
         return torch.cudnn_convolution_add_relu(self.x, weight, self.add, 1.0, bias, *pair)
 
-    def _apart(self) -> Tensor:
-        move, x = self.move, self.x
+    def _unfused(self) -> Tensor:
+        geometry, x = self.geometry, self.x
         if self.gate is not None:
             x = x * self.gate[:, :, None, None]
-        raw = F.conv2d(x, self.weights[0], None, move.stride, move.padding, 1, move.groups)
-        return raw if self.act == RAW else _shift(raw, self.biases[0], self.add, self.act)
+        raw = F.conv2d(
+            x, self.weights[0], None, geometry.stride, geometry.padding, 1, geometry.groups
+        )
+        return (
+            raw if self.act == RAW else _shift_and_activate(raw, self.biases[0], self.add, self.act)
+        )

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from phalanx.fused.half_copies import to_half
 from phalanx.fused.mbconv_parts import (
-    BoundedUnit,
+    SizeLimitedUnit,
     check_norm,
     check_square_conv,
+    find_norm_vectors,
     multiply,
-    take_statistics,
     to_gradients,
 )
-from phalanx.fused.suited import check_types
-from phalanx.fused.unit import Gradients, fit_linear
+from phalanx.fused.module_checks import check_types
+from phalanx.fused.unit import Gradients, cast_for_linear
 from phalanx.kernels.batch_norm import finish_back
 from phalanx.kernels.choices import CHOICES
 from phalanx.kernels.image_layout import (
@@ -39,15 +39,15 @@ from phalanx.models.layers import Dropout, GlobalAvgPool
 from phalanx.models.units import FusedUnit
 
 
-def _choose(part: str, conv: nn.Conv2d, x: Tensor, ways: dict[str, Any]) -> Any:
+def _run_fastest(part: str, conv: nn.Conv2d, x: Tensor, implementations: dict[str, Any]) -> Any:
     """The result of the fastest; our kernels support 3x3 of stride 2 over three channels only."""
     sizes = (conv.in_channels, conv.kernel_size[0], conv.stride[0], conv.groups)
     if sizes != (3, 3, 2, 1):
-        return ways["apart"]()
+        return implementations["apart"]()
     if not x.is_cuda:
-        return ways["own"]()
+        return implementations["own"]()
     shape = (conv.out_channels, *x.shape)
-    return CHOICES.choose(f"efficientnet stem {part} {shape} {x.dtype}", ways)
+    return CHOICES.run_fastest(f"efficientnet stem {part} {shape} {x.dtype}", implementations)
 
 
 def _convolve(conv: nn.Conv2d, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,31 +60,31 @@ def _convolve(conv: nn.Conv2d, x: Tensor, weight: Tensor) -> tuple[Tensor, Tenso
     def own() -> tuple[Tensor, Tensor]:
         return expand(x, weight.permute(0, 2, 3, 1).flatten(1), True)
 
-    return _choose("forward", conv, x, {"own": own, "apart": apart})
+    return _run_fastest("forward", conv, x, {"own": own, "apart": apart})
 
 
 def _convolve_back(
-    conv: nn.Conv2d, kept: Sequence[Tensor], ds: Tensor, u: Tensor, *, wants_image: bool
+    conv: nn.Conv2d, saved: Sequence[Tensor], ds: Tensor, u: Tensor, *, needs_input_grad: bool
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of the image (meaningless unless `wants_image`) and of the weights."""
-    x, weight, raw, _ = kept
+    """The gradients of the image (meaningless unless `needs_input_grad`) and of the weights."""
+    x, weight, raw, _ = saved
 
     def apart() -> tuple[Tensor, Tensor]:
         dc = norm_add_back(ds, raw, u, None, 0.0)
         dx, dw, _ = torch.ops.aten.convolution_backward(
             dc, x, weight, None, conv.stride, conv.padding, [1, 1], False, [0, 0], conv.groups,
-            [wants_image, True, False],
+            [needs_input_grad, True, False],
         )  # fmt: skip
-        return dx if wants_image else x, dw.permute(0, 2, 3, 1)
+        return dx if needs_input_grad else x, dw.permute(0, 2, 3, 1)
 
     def own() -> tuple[Tensor, Tensor]:
         return expand_back(ds, x, weight.permute(0, 2, 3, 1).flatten(1), u, None, True)
 
-    ways = {"own": own, "apart": apart}
-    return apart() if wants_image else _choose("backward", conv, x, ways)
+    implementations = {"own": own, "apart": apart}
+    return apart() if needs_input_grad else _run_fastest("backward", conv, x, implementations)
 
 
-class _EndUnit(BoundedUnit):
+class _ConvNormUnit(SizeLimitedUnit):
     """A convolution and its norm."""
 
     def __init__(self, modules: Sequence[nn.Module], half: torch.dtype, kernel: int | None) -> None:
@@ -103,40 +103,40 @@ class _EndUnit(BoundedUnit):
         return to_gradients({"c": dw, "w": u[0], "b": u[1]}, dict(named))
 
 
-class _SiluStem(_EndUnit):
+class _SiluStem(_ConvNormUnit):
     """Convolution, norm and SiLU."""
 
     def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
         """The input of the first block."""
         weight = to_half(self._conv.weight, self.half)
         raw, sums = _convolve(self._conv, x, weight)
-        v = take_statistics(self._norm, sums, raw)
+        v = find_norm_vectors(self._norm, sums, raw)
         return norm_silu(raw, v, None), [x, weight, raw, v]
 
     def run_back(
-        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, wanted: bool
+        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, needs_input_grad: bool
     ) -> Gradients:
         """Gradients from that of the output."""
         _, _, raw, v = saved
         ds, sums = silu_back(dy, raw, v)
         u = finish_back(sums, v, count_rows(raw))
-        dx, dw = _convolve_back(self._conv, saved, ds, u, wants_image=wanted)
+        dx, dw = _convolve_back(self._conv, saved, ds, u, needs_input_grad=needs_input_grad)
         return dx, None, self._list_gradients(dw, u)
 
 
-class _Features(_EndUnit):
+class _HeadFeatures(_ConvNormUnit):
     """1x1 convolution, norm, SiLU and mean over the image: [N, C, 1, 1]."""
 
     def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
         """One vector per image."""
         weight = to_half(self._conv.weight, self.half)
         raw = to_image(to_rows(x) @ weight.flatten(1).T, x)
-        v = take_statistics(self._norm, sum_channels(raw), raw)
+        v = find_norm_vectors(self._norm, sum_channels(raw), raw)
         mean = sum_images(raw, v)[0].sum(0) / (x.shape[2] * x.shape[3])
         return mean.to(self.half)[:, :, None, None], [x, weight, raw, v]
 
     def run_back(
-        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, wanted: bool
+        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, needs_input_grad: bool
     ) -> Gradients:
         """Gradients from that of the output."""
         x, weight, raw, v = saved
@@ -157,9 +157,9 @@ def build_efficientnet_head(modules: Sequence[nn.Module], half: torch.dtype) -> 
     """A function that runs the head in training; dropout and the linear layer stay torch's."""
     *inner, drop, classifier = modules
     check_types(modules[2:], nn.SiLU, GlobalAvgPool, Dropout, nn.Linear)
-    features = _Features(inner, half, 1)
+    features = _HeadFeatures(inner, half, 1)
 
     def run(x: Tensor, noise: Tensor | None) -> Tensor:
-        return classifier(fit_linear(drop(features(x, None).flatten(1), noise), classifier))
+        return classifier(cast_for_linear(drop(features(x, None).flatten(1), noise), classifier))
 
     return run
