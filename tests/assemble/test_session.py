@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import phalanx
-from phalanx.assemble import place
+from phalanx.assemble import rank_context
 from phalanx.assemble import train as training
 from phalanx.assemble.dataset_summary import plan_run
 from phalanx.assemble.prepare import prepare_new
@@ -136,7 +136,7 @@ def test_a_process_that_neither_writes_nor_prints_trains_the_same(
     capsys.readouterr()
     before = {path.name for path in prepared.run.path.iterdir()}
     trained = []
-    monkeypatch.setattr(training, "_announce", trained.append)
+    monkeypatch.setattr(training, "_print_start", trained.append)
     assert training.train(prepared, role=Role(writes=False, prints=False)) is None
     left = {path.name for path in prepared.run.path.iterdir()}
     assert left == before and capsys.readouterr().out == ""
@@ -166,7 +166,7 @@ class OtherRank(Consensus):
 
 def test_a_stop_of_another_process_is_ours(prepared, monkeypatch):
     monkeypatch.setattr(OtherRank, "says_yes_at", 1)  # the first question: whether to begin at all
-    monkeypatch.setattr(place, "Consensus", OtherRank)
+    monkeypatch.setattr(rank_context, "Consensus", OtherRank)
     with pytest.raises(Stopped, match="stopped after step 0 of 18"):
         training.train(prepared)
 
@@ -174,7 +174,7 @@ def test_a_stop_of_another_process_is_ours(prepared, monkeypatch):
 def test_a_divergence_of_another_process_is_ours(digits, tmp_path, monkeypatch):
     settings = settings_of(digits, tmp_path / "run", logs_per_epoch=6)
     monkeypatch.setattr(OtherRank, "says_yes_at", 3)  # begin? stop after step 1? did it diverge?
-    monkeypatch.setattr(place, "Consensus", OtherRank)
+    monkeypatch.setattr(rank_context, "Consensus", OtherRank)
     with pytest.raises(DivergedError, match="step 1: the loss of another process was not finite"):
         training.train(prepare_new(settings, line="test"))
 
@@ -187,14 +187,14 @@ def test_a_stop_is_agreed_on_before_anything_is_saved(prepared, monkeypatch):
             asked.append(mine)
             return mine
 
-    monkeypatch.setattr(place, "Consensus", Counting)
+    monkeypatch.setattr(rank_context, "Consensus", Counting)
     training.train(prepared)
     assert len(asked) > 18 and not any(asked)  # a question a step, and one to begin with
 
 
 def test_a_failed_save_of_another_process_is_ours(prepared, monkeypatch):
     monkeypatch.setattr(OtherRank, "fails_at", 2)
-    monkeypatch.setattr(place, "Consensus", OtherRank)
+    monkeypatch.setattr(rank_context, "Consensus", OtherRank)
     with pytest.raises(DiskError, match="rank 1: no space left"):
         training.train(prepared)
 

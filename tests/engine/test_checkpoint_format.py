@@ -241,7 +241,7 @@ def test_replicas_of_a_fork_begin_with_the_statistics_in_format_1(old, digits, t
     flags = {"replicas": "2", "run-dir": str(tmp_path / "fork"), "data-dir": str(digits)}
     prepared = prepare_fork(checkpoint, {**flags, "epochs": "3"}, line="")
     with Session(prepared.config, prepared.plan, start=prepared.start) as session:
-        session.state.settle()
+        session.state.load_mean_statistics()
         assert session.state.replicas is not None
         found = session.state.replicas.tensors()
     stored = load_file(checkpoint / "weights.safetensors")

@@ -18,8 +18,8 @@ from phalanx.plan.machine_choice import (
     choose_machine,
     choose_scoring_machine,
     plan_layout,
+    resolve_replicas,
     reuse_machine,
-    settle_replicas,
 )
 from phalanx.plan.plan import DatasetCounts, make_plan
 
@@ -54,7 +54,7 @@ def settings_with(**options: object):
 
 
 def settle(**options: object):
-    return settle_replicas(settings_with(**options))
+    return resolve_replicas(settings_with(**options))
 
 
 def plan(**options: object):
@@ -116,7 +116,7 @@ def test_auto_keeps_the_global_batch_of_the_replicas_it_replaces(tmp_path, numbe
     file = tmp_path / "mine.yaml"
     file.write_text(f"extends: demo\nbatch-size: 4\ngradient-accumulation: 3\nreplicas: {number}\n")
     flags = {"device": "cpu", "devices": "8", "replicas": "auto"}
-    settled = settle_replicas(read_settings(str(file), flags))
+    settled = resolve_replicas(read_settings(str(file), flags))
     found = make_plan(settled.config, FACTS, choose_machine(settled.config))
     assert (found.replicas, found.accumulation, found.global_batch) == (8, 6, 4 * 3 * 16)
 
@@ -131,13 +131,13 @@ def test_a_batch_that_auto_cannot_keep_is_refused_with_ways_out(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("extends: demo\ndevice: cpu\ndevices: 4\nreplicas: auto\n")
     with pytest.raises(ConfigError) as caught:
-        settle_replicas(read_settings(str(file)))
+        resolve_replicas(read_settings(str(file)))
     assert str(caught.value) == f"{file}:4: replicas auto: {told}"
 
 
 def test_a_number_is_not_replaced():
     settings = settings_with(replicas=16, devices=4)
-    assert settle_replicas(settings) is settings
+    assert resolve_replicas(settings) is settings
     assert settle(replicas=3, devices=4).config.machine.replicas == 3
     assert settings_with().config.machine.replicas == 1, "one is the default"
 
@@ -293,7 +293,7 @@ def test_more_ranks_than_replicas_are_replicas_each_and_that_is_said(launch):
 def test_more_replicas_than_ranks_fold(launch):
     launch(2)
     settings = settings_with(replicas=8)
-    assert settle_replicas(settings) is settings
+    assert resolve_replicas(settings) is settings
     assert plan(replicas=8).layout.replicas_of(1) == (1, 3, 5, 7)
     assert refusal(replicas=8, no_fold=True).startswith(
         "--no-fold: 8 replicas need 8 devices, and the launcher started 2; "

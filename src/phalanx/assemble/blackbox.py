@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.assemble.prepare import PreparedRun, refuse_other_weights, start_from
+from phalanx.assemble.prepare import PreparedRun, find_starting_point, refuse_other_weights
 from phalanx.disk import remove_quietly, write_atomically
 from phalanx.engine.checkpoint_store import list_checkpoints, step_in_name
 from phalanx.engine.dynamic_loss_scale import DynamicLossScale
@@ -25,7 +25,7 @@ from phalanx.units import format_plural
 
 if TYPE_CHECKING:
     from phalanx.assemble.feed import StepImage
-    from phalanx.assemble.place import Place
+    from phalanx.assemble.rank_context import RankContext
     from phalanx.assemble.session import Session
     from phalanx.engine.fused_update import DeviceLossScale
     from phalanx.engine.probe import NonFiniteFinding, Probe
@@ -58,12 +58,12 @@ def finding_to_json(finding: "NonFiniteFinding", images: "Sequence[StepImage]") 
 
 
 def find_first(
-    mine: "NonFiniteFinding | None", place: "Place", plan: Plan
+    mine: "NonFiniteFinding | None", context: "RankContext", plan: Plan
 ) -> "NonFiniteFinding | None":
     """The first finding of all ranks: outputs before other kinds, earlier images before later."""
     if mine is not None:
-        mine = replace(mine, rows=place.locate(mine.rows, plan))
-    found = [one for one in place.gather(mine) if one is not None]
+        mine = replace(mine, rows=context.find_step_indices(mine.rows, plan))
+    found = [one for one in context.gather(mine) if one is not None]
     return min(found, key=lambda one: (one.what != "output", one.rows), default=None)
 
 
@@ -107,7 +107,9 @@ class BlackBox:
         """Where the last step went wrong, or how to find out, and what to do."""
         run = self.prepared.run
         finding = self.probe and find_first(
-            self.probe.find(metrics.loss, metrics.grad_norm), self.session.place, self.prepared.plan
+            self.probe.find(metrics.loss, metrics.grad_norm),
+            self.session.rank_context,
+            self.prepared.plan,
         )
         cause = f"phalanx replay {run.path}{run.plugin_flag} names the module and the image"
         if finding:
@@ -224,7 +226,7 @@ def prepare_replay(prepared: PreparedRun, step: int | None) -> tuple[PreparedRun
             f"--step {wanted}: the run has {format_plural(total, 'step')}; give one from 1 to "
             f"{total}"
         )
-    start = start_from(_checkpoint_before(run, wanted), run)
+    start = find_starting_point(_checkpoint_before(run, wanted), run)
     if start is None:
         refuse_other_weights(run, prepared.config)
     elif start.use == "fork" and start.first_step(plan) >= wanted:

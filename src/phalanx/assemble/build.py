@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from phalanx.assemble.place import Place
+from phalanx.assemble.rank_context import RankContext
 from phalanx.catalog.models import load_sizes
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.schema import Config
@@ -141,7 +141,7 @@ def _explain_misfit(
     )
 
 
-def prepare_kernels(model: nn.Module, plan: Plan, place: Place, store: ChoiceStore) -> None:
+def prepare_kernels(model: nn.Module, plan: Plan, context: RankContext, store: ChoiceStore) -> None:
     """Compile and choose the kernels of training passes, for every image size of the run.
 
     With strict determinism nothing is measured, and the choice is always the same.
@@ -151,11 +151,11 @@ def prepare_kernels(model: nn.Module, plan: Plan, place: Place, store: ChoiceSto
         return
     CHOICES.measures = plan.determinism != "strict"
     store.load()
-    device, rows = next(model.parameters()).device, plan.micro_batch * place.layout.turn_size
+    device, rows = next(model.parameters()).device, plan.micro_batch * context.layout.turn_size
     for size in (plan.image_size, *(size for _, size in plan.growth)):
         images = torch.zeros(rows, 3, size, size, device=device, dtype=half)
         tune(model, images.to(memory_format=torch.channels_last), half=half)
-    store.save(place.gather, writes=place.role.writes)
+    store.save(context.gather, writes=context.role.writes)
 
 
 def build_optim_settings(config: Config) -> OptimSettings:
@@ -176,7 +176,7 @@ def build_optim_settings(config: Config) -> OptimSettings:
     )
 
 
-def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> TrainState:
+def build_state(model: nn.Module, config: Config, plan: Plan, context: RankContext) -> TrainState:
     """The training state of a model at step 0."""
     device_type = next(model.parameters()).device.type
     options = config.optim
@@ -198,11 +198,11 @@ def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> T
         state.average = WeightAverage(model, decay=options.ema_decay)
     if plan.replicas > 1:
         state.replicas = ReplicaStatistics(
-            model, place.layout, rank=place.rank, average=state.average, gather=place.gather
+            model, context.layout, rank=context.rank, average=state.average, gather=context.gather
         )
-    if place.links is not None and place.layout.pipeline_of(place.rank) == 0:
-        state.collect = place.links.collect
-    if state.half is None and place.links is None and config.machine.kernels == "auto":
+    if context.links is not None and context.layout.pipeline_of(context.rank) == 0:
+        state.collect = context.links.collect
+    if state.half is None and context.links is None and config.machine.kernels == "auto":
         _fuse_update(state, config)
     return state
 

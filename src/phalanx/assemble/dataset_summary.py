@@ -12,7 +12,7 @@ from phalanx.catalog.variant import OwnVariant
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
-from phalanx.plan.machine_choice import choose_machine, settle_replicas
+from phalanx.plan.machine_choice import choose_machine, resolve_replicas
 from phalanx.plan.model import build_variant, choose_image_size
 from phalanx.plan.pipeline import choose_starts, count_stages, is_sharded, list_cuts, needs_cuts
 from phalanx.plan.plan import DatasetCounts, Plan, count_global_batch, count_run_length, make_plan
@@ -202,7 +202,7 @@ def plan_new_run(
 
     without_torch: pipeline splits that are not given stay open, because choosing them needs torch.
     """
-    settings = settle_replicas(settings)
+    settings = resolve_replicas(settings)
     config = settings.config
     dataset = inspect_or_recall(config) if without_data else inspect_dataset(config)
     fitted = fit_settings(settings, dataset.counts)

@@ -18,7 +18,7 @@ from phalanx.config.read import Settings, find_length, read_stored_settings
 from phalanx.config.schema import OPTIONS, Config
 from phalanx.engine.checkpoint_store import read_facts
 from phalanx.errors import ConfigError
-from phalanx.plan.machine_choice import settle_replicas
+from phalanx.plan.machine_choice import resolve_replicas
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan, count_global_batch
 from phalanx.units import format_plural, parse_duration
@@ -59,7 +59,7 @@ def prepare_fork(
         for name, origin in settings.origins.items()
     }
     settings = replace(settings, origins=origins, made_for=find_length(facts["config"]))
-    settings = settle_replicas(settings)
+    settings = resolve_replicas(settings)
     settings = _place_schedule(settings, facts, restarts=restarts)
     settings, plan, dataset = plan_new_run(settings)
     settings = make_data_dir_absolute(settings)

@@ -170,7 +170,7 @@ def prepare_resume(
     run = open_run(path)
     facts, stored = _read_run_facts(run), stored_options(run)
     settings = read_stored_settings(stored, flags=flags, where=str(run.config), name=facts["name"])
-    began_with, start = stored, _find_start(run)
+    began_with, start = stored, _find_newest_start(run)
     if start is not None and start.use == "resume":
         # a checkpoint stores the options it was made with; config.yaml may have been edited
         began_with = fill_older_options(start.facts["config"])
@@ -306,12 +306,12 @@ def _refuse_other_data(dataset: DatasetSummary, stored: Mapping[str, Any], run: 
         )
 
 
-def _find_start(run: RunFolder) -> StartingPoint | None:
+def _find_newest_start(run: RunFolder) -> StartingPoint | None:
     """The newest checkpoint; for a fork that has none yet, its parent's; else None."""
-    return start_from(newest_checkpoint(run.checkpoints), run)
+    return find_starting_point(newest_checkpoint(run.checkpoints), run)
 
 
-def start_from(checkpoint: Path | None, run: RunFolder) -> StartingPoint | None:
+def find_starting_point(checkpoint: Path | None, run: RunFolder) -> StartingPoint | None:
     """The starting point at a checkpoint of the run, checked; if None, where the run began."""
     if checkpoint is not None:
         try:
@@ -347,7 +347,7 @@ def digest_values(config: Config, values: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def take_over(prepared: PreparedRun) -> PreparedRun:
+def finish_preparing(prepared: PreparedRun) -> PreparedRun:
     """Once the lock is held: remove leftovers, store changed options, find the starting point.
 
     It is searched for again, because another process may have trained until now.
@@ -362,7 +362,7 @@ def take_over(prepared: PreparedRun) -> PreparedRun:
         if chosen["device"] == before["device"]:  # the plan's may be for another number of ranks
             chosen["threads"] = before["threads"]
         run.update_facts(origins=settings.origins, chosen=chosen)
-    start = _find_start(run)
+    start = _find_newest_start(run)
     if start is not None and start.use == "resume":
         _refuse_missing_history(replace(prepared, start=start), start)
     return replace(prepared, start=start)

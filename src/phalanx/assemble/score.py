@@ -99,7 +99,7 @@ def score(session: Session, *, step: int = 0, passes: int = 1) -> ScoredModel:
     ranks, each scores its share, and all get the whole score.
     """
     with session:
-        feed, rates, gather = session.scoring_feed, [], session.place.gather
+        feed, rates, gather = session.scoring_feed, [], session.rank_context.gather
         with _watch_ranks(session) as beat:
             _refuse_differences(session)
             for _ in range(passes):
@@ -116,18 +116,18 @@ def score(session: Session, *, step: int = 0, passes: int = 1) -> ScoredModel:
 
 def _refuse_differences(session: Session) -> None:
     """Raise unless weights, images and options are the same on all ranks."""
-    if session.place.ranks is not None:
+    if session.rank_context.ranks is not None:
         values = {
             "weights": hash_weights(session.gather_weights()),
             "validation images": session.scoring_feed.digest_labels(),
         }
-        session.place.ranks.refuse_differences(digest_values(session.config, values))
+        session.rank_context.ranks.refuse_differences(digest_values(session.config, values))
 
 
 @contextmanager
 def _watch_ranks(session: Session) -> Iterator[Callable[[ValidBatch], ValidBatch]]:
     """Context that ends the process if it waits too long for other ranks between batches."""
-    ranks, done = session.place.ranks, 0
+    ranks, done = session.rank_context.ranks, 0
     if ranks is None:
         yield lambda batch: batch
         return

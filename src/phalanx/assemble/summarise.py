@@ -39,9 +39,9 @@ class RunEnd(NamedTuple):
     rises: list[int | None]  # by how many bytes the memory of each rank rose
 
 
-def gather_end(session: Session) -> RunEnd:
+def gather_run_end(session: Session) -> RunEnd:
     """Gather the end of a run from all ranks; all must call it."""
-    rises, state = session.place.gather(session.memory.rise()), session.state
+    rises, state = session.rank_context.gather(session.memory.rise()), session.state
     own = {name: tensor.detach().cpu() for name, tensor in state.model.state_dict().items()}
     return RunEnd(state.collect(own) if state.collect else own, state.sum_counts(), rises)
 
@@ -128,7 +128,7 @@ def _describe_input(session: Session) -> InputNote | None:
     available = seen
     if wait < _KEPT_UP:
         one_core = 1 / (1 / rates["read"] + 1 / rates["both"])
-        readers = max(session.plan.workers, 1) * session.place.layout.ranks
+        readers = max(session.plan.workers, 1) * session.rank_context.layout.ranks
         available = max(needed, one_core * readers)
     return InputNote(
         verdict=describe_bottleneck(

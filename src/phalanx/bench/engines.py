@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from phalanx.assemble.prepare import PreparedRun, prepare_new
-from phalanx.assemble.train import TrainingRun, loop_dependencies, open_training
+from phalanx.assemble.train import TrainingRun, build_loop_dependencies, open_training
 from phalanx.bench.paired import Ratio
 from phalanx.bench.synthetic_steps import synchronise
 from phalanx.config.read import Settings
@@ -143,7 +143,7 @@ def _run_block(training: TrainingRun, engine: Fit, steps: int) -> float:
         return state.step == first - 1 + steps
 
     deps = replace(
-        loop_dependencies(training),
+        build_loop_dependencies(training),
         stop_requested=is_over,
         save=lambda state: times.append(perf_counter()),  # by then the device has finished
     )

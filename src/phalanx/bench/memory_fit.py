@@ -73,7 +73,7 @@ def refuse_large_forward(session: Session) -> None:
     if _is_on_gpu(plan):
         _refuse_large_images(rows, plan, free)
         return
-    if session.place.scores_in_stages or _surely_fits(rows, plan, free):
+    if session.rank_context.scores_in_stages or _surely_fits(rows, plan, free):
         return
     peaks = []
     for size in _TRIED:
@@ -96,7 +96,7 @@ def explain_full_forward(session: Session) -> ConfigError:
         return True
 
     plan = session.plan
-    alone = session.place.ranks is None
+    alone = session.rank_context.ranks is None
     found = search_sizes(fits, most=plan.valid_batch) if alone else None
     return _describe_full(plan.valid_batch, found, plan.device)
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from phalanx.assemble.prepare import prepare_new
 from phalanx.assemble.session import Session
-from phalanx.assemble.train import TrainingRun, loop_dependencies, open_training
+from phalanx.assemble.train import TrainingRun, build_loop_dependencies, open_training
 from phalanx.bench.paired import Ratio, measure_pairs
 from phalanx.config.read import read_settings
 from phalanx.engine.train import MetricsBuffer, fit
@@ -46,7 +46,7 @@ def _phalanx_block(training: TrainingRun, steps: int) -> Callable[[], int]:
     def block() -> int:
         end = state.step + steps
         deps = replace(
-            loop_dependencies(training),
+            build_loop_dependencies(training),
             stop_requested=lambda: state.step >= end,
             save=lambda state: None,
         )

@@ -262,10 +262,12 @@ def _measure_saving(
     """Write one checkpoint; None if it cannot be written, which a run would report."""
     done("checkpoint")
     with suppress(OSError, DiskError, DivergedError), TemporaryDirectory(dir=folder) as temporary:
-        session.state.settle()
+        session.state.load_mean_statistics()
         place = Path(temporary) / "checkpoints"
         facts = {"norm_layout": build_variant(session.config).norm.layout}
-        saver = CheckpointSaver(place, keep=1, run_facts=facts, consensus=session.place.consensus)
+        saver = CheckpointSaver(
+            place, keep=1, run_facts=facts, consensus=session.rank_context.consensus
+        )
         begin = perf_counter()
         saver.save(session.state)
         blocked_s = perf_counter() - begin

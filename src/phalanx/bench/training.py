@@ -147,5 +147,5 @@ def _build_dependencies(session: Session, observer: _BlockObserver) -> LoopDepen
         describe_images=lambda step: f"those of step {step:,}",
         diagnose=lambda row: "the model cannot be measured with these options",
         observer=observer,
-        consensus=session.place.consensus,
+        consensus=session.rank_context.consensus,
     )

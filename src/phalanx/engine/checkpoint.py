@@ -38,7 +38,7 @@ from phalanx.models.weights import load_tensors
 from phalanx.optim.half_weights import HALF_TYPES
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 
-_SEEN = "seen.safetensors"
+_CHECKSUMS = "seen.safetensors"
 _PIECE = 1 << 20  # elements
 
 
@@ -51,7 +51,7 @@ class _Snapshot:
     average: dict[str, Tensor]  # empty if the run keeps none
     replicas: dict[str, Tensor] | None  # None if there is one replica
     values: dict[str, Any]  # what is not a tensor
-    seen: dict[str, NDArray[np.uint32]]  # checksums of images that were read, by split
+    image_checksums: dict[str, NDArray[np.uint32]]  # of images that were read, by split
 
     @property
     def step(self) -> int:
@@ -83,7 +83,7 @@ def take_snapshot(state: TrainState) -> _Snapshot:
         average=collect(copied(average)),
         replicas=None if state.replicas is None else collect(copied(state.replicas.tensors())),
         values=values,
-        seen={split: checksums.copy() for split, checksums in state.seen.items()},
+        image_checksums={split: array.copy() for split, array in state.image_checksums.items()},
     )
 
 
@@ -169,9 +169,9 @@ def _to_files(snapshot: _Snapshot, run_facts: dict[str, Any]) -> dict[str, FileC
         files[AVERAGE_WEIGHTS] = iterate_safetensors(snapshot.average)
     if snapshot.replicas is not None:
         files[REPLICAS] = iterate_safetensors(snapshot.replicas)
-    if snapshot.seen:
-        seen = {split: torch.from_numpy(checksums) for split, checksums in snapshot.seen.items()}
-        files[_SEEN] = iterate_safetensors(seen)
+    if checksums := snapshot.image_checksums:
+        tensors = {split: torch.from_numpy(array) for split, array in checksums.items()}
+        files[_CHECKSUMS] = iterate_safetensors(tensors)
     return files
 
 
@@ -192,8 +192,8 @@ def load_checkpoint(state: TrainState, checkpoint: Path, *, with_optimizer: bool
         state.offload.to_host()
     with content_errors(checkpoint / FACTS):
         state.load_json(json.loads(files[FACTS])["state"])
-    with content_errors(checkpoint / _SEEN):
-        state.seen = arrays_from_bytes(files[_SEEN]) if _SEEN in files else {}
+    with content_errors(checkpoint / _CHECKSUMS):
+        state.image_checksums = arrays_from_bytes(files[_CHECKSUMS]) if _CHECKSUMS in files else {}
     if state.average is not None and AVERAGE_WEIGHTS in files:
         with content_errors(checkpoint / AVERAGE_WEIGHTS):
             averages = pick_own(state.model, tensors_from_bytes(files[AVERAGE_WEIGHTS]))

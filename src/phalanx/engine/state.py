@@ -117,7 +117,8 @@ class TrainState:
     throughput: Throughput = field(default_factory=Throughput)
     bad_images: dict[str, str] = field(default_factory=dict)  # name to reason
     records: dict[str, tuple[int, int]] = field(default_factory=dict)  # size, CRC-32 of each file
-    seen: dict[str, NDArray[np.uint32]] = field(default_factory=dict)  # checksums of images read
+    # checksums of the images that were read, by split
+    image_checksums: dict[str, NDArray[np.uint32]] = field(default_factory=dict)
     # if the loss scale is adaptive
     scaler: DynamicLossScale | DeviceLossScale | None = None
     fused_update: FusedUpdate | None = None  # if kernels do everything after the backward pass
@@ -151,10 +152,10 @@ class TrainState:
             so_far = self.rounding_counts
             self.rounding_counts = counts if so_far is None else so_far + counts
 
-    def settle(self) -> None:
+    def load_mean_statistics(self) -> None:
         """Give the model its replicas' mean statistics, to score or save; all ranks call it."""
         if self.replicas is not None:
-            self.replicas.settle()
+            self.replicas.load_mean_statistics()
 
     def sum_counts(self) -> Tensor | None:
         """The rounding counts of the whole model, in the first stage; all stages must call it."""

@@ -64,7 +64,7 @@ RunTurn = Callable[[Sequence[Sequence[MicroBatch]], Scale, bool], Tensor]
 """Runs all passes of a turn with the loss scale; the flag says whether it is the rank's last turn
 of the step. Returns [loss, correct predictions] summed over the images."""
 
-JoinNorms = Callable[[Tensor], Tensor]
+GatherNorms = Callable[[Tensor], Tensor]
 
 
 class PassParts:
@@ -210,13 +210,13 @@ def train_step(
     options: StepOptions,
     forward_backward: ForwardBackward,
     loss_scale: float = 1.0,
-    join_norms: JoinNorms = lambda norms: norms,
+    gather_norms: GatherNorms = lambda norms: norms,
 ) -> Tensor:
     """Accumulate the passes, update once and return [loss, gradient norm, top-1] on the device.
 
     Does not wait for the device: only log points and saves read values. If the loss scale adapts
-    and the gradients are not finite, nothing is updated and the norm is returned as 0. join_norms:
-    turns the gradient norms of this process into those of the whole model.
+    and the gradients are not finite, nothing is updated and the norm is returned as 0.
+    gather_norms: turns the gradient norms of this process into those of the whole model.
     """
     if not state.model.training:
         state.model.train()
@@ -230,19 +230,19 @@ def train_step(
                 grad_norm = state.fused_update.apply(state.step, lr, loss_scale)
         else:
             assert not isinstance(scale, Tensor), "such a scale belongs to a fused update"
-            grad_norm = _apply_update(state, lr, scale, options, join_norms)
+            grad_norm = _apply_update(state, lr, scale, options, gather_norms)
     return torch.stack([loss, grad_norm, top1])
 
 
 def _apply_update(
-    state: TrainState, lr: float, scale: float, options: StepOptions, join_norms: JoinNorms
+    state: TrainState, lr: float, scale: float, options: StepOptions, gather_norms: GatherNorms
 ) -> Tensor:
     """Update once and return the gradient norm. An adaptive loss scale waits for the device."""
     scaler = state.scaler
     assert not isinstance(scaler, DeviceLossScale), "it belongs to a fused update"
     with state.update_context() as counts:
         gradients = collect_gradients(state.optimizer)
-        grad_norm = _unscale_and_clip(gradients, scale, options, join_norms)
+        grad_norm = _unscale_and_clip(gradients, scale, options, gather_norms)
         if scaler is not None and not bool(torch.isfinite(grad_norm)):
             scaler.after_overflow(state.step)
             state.optimizer.zero_grad(set_to_none=True)
@@ -258,29 +258,29 @@ def _apply_update(
 
 @torch.no_grad()
 def _unscale_and_clip(
-    gradients: list[Tensor], scale: float, options: StepOptions, join_norms: JoinNorms
+    gradients: list[Tensor], scale: float, options: StepOptions, gather_norms: GatherNorms
 ) -> Tensor:
     """Unscale and clip the gradients; the global norm after unscaling and before clipping."""
     if scale != 1:
         torch._foreach_mul_(gradients, 1 / scale)
     # needed without metrics, too: it shows whether all gradients are finite
-    norm = _global_norm(gradients, join_norms)
-    clip_gradients(gradients, options, join_norms)
+    norm = _global_norm(gradients, gather_norms)
+    clip_gradients(gradients, options, gather_norms)
     return norm
 
 
 @torch.no_grad()
 def clip_gradients(
-    gradients: list[Tensor], options: StepOptions, join_norms: JoinNorms = lambda norms: norms
+    gradients: list[Tensor], options: StepOptions, gather_norms: GatherNorms = lambda norms: norms
 ) -> None:
     """Clip the gradients by value, then by global norm, as the options say."""
     if options.clip_value:
         torch._foreach_clamp_min_(gradients, -options.clip_value)
         torch._foreach_clamp_max_(gradients, options.clip_value)
     if options.clip_norm:
-        ratio = options.clip_norm / (_global_norm(gradients, join_norms) + 1e-6)
+        ratio = options.clip_norm / (_global_norm(gradients, gather_norms) + 1e-6)
         torch._foreach_mul_(gradients, ratio.clamp(max=1.0))
 
 
-def _global_norm(gradients: list[Tensor], join_norms: JoinNorms) -> Tensor:
-    return torch.linalg.vector_norm(join_norms(torch.stack(torch._foreach_norm(gradients))))
+def _global_norm(gradients: list[Tensor], gather_norms: GatherNorms) -> Tensor:
+    return torch.linalg.vector_norm(gather_norms(torch.stack(torch._foreach_norm(gradients))))

@@ -216,7 +216,7 @@ def _score_if_due(state: TrainState, plan: Plan, deps: LoopDependencies) -> None
     """Score the model, and its averaged weights if there are any, once per step of the plan."""
     if not plan.evaluate.due(state.step) or state.step in state.scores:
         return
-    state.settle()
+    state.load_mean_statistics()
     score = deps.evaluate(state)
     if score is None:
         return

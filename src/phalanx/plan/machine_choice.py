@@ -95,7 +95,7 @@ def _share_threads(config: Config, device: str) -> int:
 def plan_layout(config: Config, chosen: MachineChoice) -> Layout:
     """The layout of replicas and stages; ConfigError if config and ranks do not match."""
     replicas, devices = config.machine.replicas, chosen.devices
-    assert replicas is not None  # settled by `settle_replicas`
+    assert replicas is not None  # set by `resolve_replicas`
     _refuse_unnamed_devices(config, chosen)
     stages = count_stages(config)
     if chosen.scoring:
@@ -200,7 +200,7 @@ def refuse_missing_engine(config: Config, chosen: MachineChoice) -> None:
         ) from None
 
 
-def settle_replicas(settings: Settings) -> Settings:
+def resolve_replicas(settings: Settings) -> Settings:
     """The settings with a number of replicas: as the option says, else one per device.
 
     If a launcher has started more ranks than that, there is a replica for each.

@@ -324,7 +324,7 @@ def count_run_length(config: Config, data: DatasetCounts) -> RunLength:
 
 def count_global_batch(config: Config) -> int:
     """Images in one optimizer step, over all replicas."""
-    assert config.machine.replicas is not None  # settled by `settle_replicas`
+    assert config.machine.replicas is not None  # set by `resolve_replicas`
     return config.data.batch_size * _count_accumulation(config) * config.machine.replicas
 
 
