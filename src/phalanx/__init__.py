@@ -39,9 +39,9 @@ def train(
 
     fork_schedule: "continue", which is the default, or "restart" the schedule of a fork.
     """
-    from phalanx.assemble.find_data import fetch_missing, read_with_data
+    from phalanx.assemble.find_data import fetch_missing_dataset, read_settings_with_data
     from phalanx.assemble.fork import prepare_fork
-    from phalanx.assemble.prepare import prepare_new, prepare_resume, remake_finished
+    from phalanx.assemble.prepare import prepare_new_run, prepare_resume, rebuild_finished_report
     from phalanx.errors import ConfigError
 
     flags, line = _flags(options), "phalanx.train()"
@@ -50,14 +50,16 @@ def train(
     if fork_schedule is not None and fork is None:
         raise ConfigError("--fork-schedule: goes with --fork RUN; leave it out")
     if resume is not None:
-        finished = remake_finished(_path(resume), flags)
+        finished = rebuild_finished_report(_path(resume), flags)
         if finished is not None:
             return finished
         prepared = prepare_resume(_path(resume), flags, accept_changed_data=accept_changed_data)
     elif fork is not None:
         prepared = prepare_fork(_path(fork), flags, line=line, schedule=fork_schedule)
     else:
-        prepared = prepare_new(fetch_missing(read_with_data(preset, flags), print), line=line)
+        prepared = prepare_new_run(
+            fetch_missing_dataset(read_settings_with_data(preset, flags), print), line=line
+        )
     if prepared.plan.layout.ranks > 1:
         return _train_on_ranks(prepared, flags if resume is not None else {})
     from phalanx.assemble.torch_setup import settings_restored
@@ -111,9 +113,9 @@ def validate(run: PathLike, *, checkpoint: str | int | None = None, **options: A
 def plan(preset: str | None = None, **options: Any) -> "Plan":
     """Every number derived from a preset or file and options."""
     from phalanx.assemble.dataset_summary import plan_run
-    from phalanx.assemble.find_data import read_with_data
+    from phalanx.assemble.find_data import read_settings_with_data
 
-    return plan_run(read_with_data(preset, _flags(options)))[0]
+    return plan_run(read_settings_with_data(preset, _flags(options)))[0]
 
 
 def load(run: PathLike, *, checkpoint: str | int | None = None, **options: Any) -> "LoadedModel":

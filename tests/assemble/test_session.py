@@ -14,7 +14,7 @@ import phalanx
 from phalanx.assemble import rank_context
 from phalanx.assemble import train as training
 from phalanx.assemble.dataset_summary import plan_run
-from phalanx.assemble.prepare import prepare_new
+from phalanx.assemble.prepare import prepare_new_run
 from phalanx.assemble.scorable import read_checkpoint
 from phalanx.assemble.score import open_checkpoint, score_checkpoint
 from phalanx.assemble.session import Session
@@ -36,7 +36,7 @@ def settings_of(digits, run, **options):
 
 @pytest.fixture
 def prepared(digits, tmp_path):
-    return prepare_new(settings_of(digits, tmp_path / "run"), line="test")
+    return prepare_new_run(settings_of(digits, tmp_path / "run"), line="test")
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_a_divergence_of_another_process_is_ours(digits, tmp_path, monkeypatch):
     monkeypatch.setattr(OtherRank, "says_yes_at", 3)  # begin? stop after step 1? did it diverge?
     monkeypatch.setattr(rank_context, "Consensus", OtherRank)
     with pytest.raises(DivergedError, match="step 1: the loss of another process was not finite"):
-        training.train(prepare_new(settings, line="test"))
+        training.train(prepare_new_run(settings, line="test"))
 
 
 def test_a_stop_is_agreed_on_before_anything_is_saved(prepared, monkeypatch):
@@ -211,7 +211,7 @@ def test_the_state_holds_the_bare_model(digits, tmp_path):
 
 def test_a_first_layer_is_taken_from_the_training_images(digits, tmp_path):
     options = {"model": "airbench94", "image_size": 20, "steps": 2, "ckpts_per_epoch": 6}
-    prepared = prepare_new(settings_of(digits, tmp_path / "run", **options), line="test")
+    prepared = prepare_new_run(settings_of(digits, tmp_path / "run", **options), line="test")
     with Session(prepared.config, prepared.plan) as session:
         pixels = session.model.whitening.weight.clone()
         state = session.state
@@ -233,14 +233,16 @@ def test_weights_to_start_from_bring_their_first_layer(digits, tmp_path):
     weights["whitening.weight"][0] = 0.5  # which no images would give
     save_file(weights, tmp_path / "weights.safetensors")
     init = {"init_weights": tmp_path / "weights.safetensors"}
-    prepared = prepare_new(settings_of(digits, tmp_path / "other", **options, **init), line="test")
+    prepared = prepare_new_run(
+        settings_of(digits, tmp_path / "other", **options, **init), line="test"
+    )
     with Session(prepared.config, prepared.plan) as session:
         assert session.state.step == 0
         assert torch.equal(session.model.whitening.weight, weights["whitening.weight"])
 
 
 def test_biases_of_norms_get_the_rate_that_was_asked_for(digits, tmp_path):
-    prepared = prepare_new(
+    prepared = prepare_new_run(
         settings_of(digits, tmp_path / "run", norm_bias_lr_scale=4, steps=1), line="test"
     )
     with Session(prepared.config, prepared.plan) as session:

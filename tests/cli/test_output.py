@@ -162,7 +162,9 @@ def test_what_an_encoding_lacks_is_replaced(tmp_path):
 def test_a_bug_is_one_line_and_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr("phalanx.assemble.find_data.read_with_data", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(
+        "phalanx.assemble.find_data.read_settings_with_data", lambda *_, **__: 1 / 0
+    )
     assert main(["plan", "demo"]) == 70
     printed = capsys.readouterr().err
     assert "ZeroDivisionError: division by zero. Please" in printed and printed.count("\n") == 1

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import phalanx
-from phalanx.assemble.find_data import make_up_data
+from phalanx.assemble.find_data import use_random_data
 from phalanx.assemble.scorable import (
     choose_checkpoint,
     plan_checkpoint,
@@ -353,6 +353,6 @@ def test_noise_takes_the_place_of_the_data(kind, run, capsys):
 
 def test_noise_is_as_large_as_the_images_of_the_data(capsys):
     settings = read_untrained("demo", {})
-    assert choose_image_size(make_up_data(settings, "synthetic").config) == 28
+    assert choose_image_size(use_random_data(settings, "synthetic").config) == 28
     unnamed = read_untrained("resnet50", {})  # a model by name has images of its own size
-    assert choose_image_size(make_up_data(unnamed, "synthetic").config) == 224
+    assert choose_image_size(use_random_data(unnamed, "synthetic").config) == 224

@@ -12,7 +12,7 @@ import pytest
 from old_rules import IMAGES, NOTHING, Keys, expect, read_old_configs
 
 from phalanx.assemble.dataset_summary import fit_settings
-from phalanx.assemble.scorable import make_up_target, plan_target, read_target
+from phalanx.assemble.scorable import plan_target, read_target, use_random_target_data
 from phalanx.config.presets import iterate_old_presets
 from phalanx.config.read import Settings, read_settings
 from phalanx.config.schema import Config
@@ -290,7 +290,7 @@ def test_a_preset_fits_its_own_length_but_for_those_that_do_not_train(name):
 def test_a_preset_for_inference_is_scored_in_its_own_batches(kind, images):
     found = read_target(f"resnet50_infer_{kind}", {})
     assert isinstance(found, Settings)
-    made_up = make_up_target(found, "synthetic")
+    made_up = use_random_target_data(found, "synthetic")
     plan = plan_target(made_up)
     assert (plan.valid_batch, plan.num_classes, plan.layout.stages) == (images, 1000, 1)
     config = found.config
@@ -300,7 +300,7 @@ def test_a_preset_for_inference_is_scored_in_its_own_batches(kind, images):
         "float16",
     )
     more = read_target(f"tf2/resnet50_infer_{kind}", {"valid-batch-size": "8"})
-    assert plan_target(make_up_target(more, "synthetic")).valid_batch == 8
+    assert plan_target(use_random_target_data(more, "synthetic")).valid_batch == 8
 
 
 def test_a_misspelt_target_is_answered_by_an_old_name():

@@ -63,8 +63,8 @@ def list_tensors(session: Session) -> dict[str, Tensor]:
     found |= {f"optimizer {name}": t for name, t in optimizer.items()}
     if state.average is not None:
         found |= {f"average {name}": t for name, t in state.average.tensors().items()}
-    if state.replicas is not None:
-        found |= {f"replica {name}": t for name, t in state.replicas.tensors().items()}
+    if state.replica_statistics is not None:
+        found |= {f"replica {name}": t for name, t in state.replica_statistics.tensors().items()}
     parts = [found] if links is None else links.gather(found)
     return {name: tensor for part in parts for name, tensor in part.items()}
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from phalanx.engine.state import StepMetrics
 
 _BLACKBOX, _FORMAT = "blackbox.json", 1
-LAST = 64  # steps to keep
+LAST_STEPS = 64  # steps to keep
 _SHOWN = 4  # images that are named in a line
 _ALWAYS = ("seed", "determinism", "precision", "model", "data")  # others only if they were set
 
@@ -57,7 +57,7 @@ def finding_to_json(finding: "NonFiniteFinding", images: "Sequence[StepImage]") 
     }
 
 
-def find_first(
+def find_first_nonfinite(
     mine: "NonFiniteFinding | None", context: "RankContext", plan: Plan
 ) -> "NonFiniteFinding | None":
     """The first finding of all ranks: outputs before other kinds, earlier images before later."""
@@ -82,9 +82,9 @@ def _is_finite(entry: dict[str, Any]) -> bool:
     return all(isfinite(float(entry[name] or 0)) for name in ("loss", "grad_norm"))
 
 
-def last_steps(folder: Path) -> list[dict[str, Any]]:
+def read_last_steps(folder: Path) -> list[dict[str, Any]]:
     """The last steps in metrics.jsonl, up to the first that is not finite."""
-    last: deque[dict[str, Any]] = deque(maxlen=LAST)
+    last: deque[dict[str, Any]] = deque(maxlen=LAST_STEPS)
     for entry in read_metrics(folder, scores=False):
         last.append(entry)
         if not _is_finite(entry):
@@ -106,7 +106,7 @@ class BlackBox:
     def diagnose(self, metrics: "StepMetrics") -> str:
         """Where the last step went wrong, or how to find out, and what to do."""
         run = self.prepared.run
-        finding = self.probe and find_first(
+        finding = self.probe and find_first_nonfinite(
             self.probe.find(metrics.loss, metrics.grad_norm),
             self.session.rank_context,
             self.prepared.plan,
@@ -115,8 +115,9 @@ class BlackBox:
         if finding:
             images = self.session.feed.step_images(self.session.state.step)
             self.cause = finding_to_json(finding, images)
-            seen = [images[row] for row in finding.rows]
-            cause = finding.describe() + (f", for {describe_step_images(seen)}" if seen else "")
+            affected = [images[row] for row in finding.rows]
+            names = f", for {describe_step_images(affected)}" if affected else ""
+            cause = finding.describe() + names
         # a checkpoint that is still being written has another prefix
         fork = ", or fork the last checkpoint," if any(run.checkpoints.glob("*step-*")) else ""
         return (
@@ -125,7 +126,7 @@ class BlackBox:
         )
 
     @contextmanager
-    def recording(
+    def record_failure(
         self,
         read_metrics: "Callable[[], list[StepMetrics]]",
         write_metrics: "Callable[[int, list[StepMetrics]], None]",
@@ -147,7 +148,7 @@ class BlackBox:
         except Exception as failure:
             with suppress(UserError):  # the first failure is the one to report
                 self.records.flush()
-                known = last_steps(self.records.folder)
+                known = read_last_steps(self.records.folder)
                 with suppress(RuntimeError):  # a device that failed returns no numbers
                     write_metrics(known[-1]["step"] + 1 if known else began_at + 1, read_metrics())
                 self.records.flush()
@@ -156,7 +157,7 @@ class BlackBox:
 
     def _write(self, failure: Exception, began_at: int) -> None:
         run, plan, settings = self.prepared.run, self.prepared.plan, self.prepared.settings
-        rows = last_steps(run.path)
+        rows = read_last_steps(run.path)
         diverged = bool(rows) and not _is_finite(rows[-1])
         done = rows[-1]["step"] if rows else began_at
         step = done if diverged else done + 1
@@ -168,7 +169,7 @@ class BlackBox:
             "unsound": diverged,
             "why": f"{type(failure).__name__}: {failure}",
             "cause": self.cause,
-            "checkpoint": _name_start(run, step),
+            "checkpoint": _find_replay_start(run, step),
             "seed": settings.config.train.seed,
             "device": plan.device,
             "precision": plan.precision,
@@ -187,27 +188,27 @@ class BlackBox:
         write_atomically(run.path / _BLACKBOX, to_json(box))
 
 
-def _checkpoint_before(run: RunFolder, step: int) -> Path | None:
+def _find_checkpoint_before(run: RunFolder, step: int) -> Path | None:
     """The run's newest checkpoint from before a step."""
     earlier = [path for path in list_checkpoints(run.checkpoints) if step_in_name(path) < step]
     return earlier[-1] if earlier else None
 
 
-def _name_start(run: RunFolder, step: int) -> str | None:
+def _find_replay_start(run: RunFolder, step: int) -> str | None:
     """The checkpoint a replay of a step starts from, the run's or its parent's; None: step 0."""
-    own, parent = _checkpoint_before(run, step), run.facts["parent"]
+    own, parent = _find_checkpoint_before(run, step), run.facts["parent"]
     if own is not None:
         return str(own.relative_to(run.path))
     return None if parent is None else str(parent["checkpoint"])
 
 
-def _failing_step(run: RunFolder) -> int | None:
+def _find_failing_step(run: RunFolder) -> int | None:
     """The step a run failed at, from its black box or its metrics; None if it did not fail."""
     box = run.path / _BLACKBOX
     if box.exists():
         step = read_json_object(box).get("step")
         return int(step) if step is not None else None
-    last = last_steps(run.path)[-1:]
+    last = read_last_steps(run.path)[-1:]
     return next((int(entry["step"]) for entry in last if not _is_finite(entry)), None)
 
 
@@ -215,7 +216,7 @@ def prepare_replay(prepared: PreparedRun, step: int | None) -> tuple[PreparedRun
     """A run with its starting point before a step, and the step; if None, where it failed."""
     run, plan = prepared.run, prepared.plan
     total = plan.total_steps
-    wanted = _failing_step(run) if step is None else step
+    wanted = _find_failing_step(run) if step is None else step
     if wanted is None:
         raise ConfigError(
             f"{run.path}: no step failed, so there is none to repeat; name one from 1 to "
@@ -226,7 +227,7 @@ def prepare_replay(prepared: PreparedRun, step: int | None) -> tuple[PreparedRun
             f"--step {wanted}: the run has {format_plural(total, 'step')}; give one from 1 to "
             f"{total}"
         )
-    start = find_starting_point(_checkpoint_before(run, wanted), run)
+    start = find_starting_point(_find_checkpoint_before(run, wanted), run)
     if start is None:
         refuse_other_weights(run, prepared.config)
     elif start.use == "fork" and start.first_step(plan) >= wanted:

@@ -197,11 +197,11 @@ def build_state(model: nn.Module, config: Config, plan: Plan, context: RankConte
     if options.ema_decay:
         state.average = WeightAverage(model, decay=options.ema_decay)
     if plan.replicas > 1:
-        state.replicas = ReplicaStatistics(
+        state.replica_statistics = ReplicaStatistics(
             model, context.layout, rank=context.rank, average=state.average, gather=context.gather
         )
     if context.links is not None and context.layout.pipeline_of(context.rank) == 0:
-        state.collect = context.links.collect
+        state.gather_to_first = context.links.gather_to_first
     if state.half is None and context.links is None and config.machine.kernels == "auto":
         _fuse_update(state, config)
     return state
@@ -221,7 +221,7 @@ def _fuse_update(state: TrainState, config: Config) -> None:
         velocity_ratio=config.optim.loss_velocity_scaling_ratio,
         scaler=scaler,
         average=state.average,
-        replicas=state.replicas,
+        replica_statistics=state.replica_statistics,
     )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # imported in functions: a plan without data does not need th
     from phalanx.data.loading.reader import InputSpec
     from phalanx.data.transforms.transform import TransformSpec
 
-MADE_UP = ("generated", "synthetic")
+RANDOM_DATASETS = ("generated", "synthetic")
 CHOSEN_ORIGIN = "chosen"  # of values that are chosen when a run is created, and stored with it
 
 
@@ -49,8 +49,8 @@ class DatasetSummary:
 
 def inspect_dataset(config: Config) -> DatasetSummary:
     """The summary of a config's dataset: images and classes are counted, files fingerprinted."""
-    if config.data.data in MADE_UP:
-        return summarise_made_up(config)
+    if config.data.data in RANDOM_DATASETS:
+        return summarise_random_dataset(config)
     from phalanx.data.formats.detect import count_ignored
     from phalanx.data.formats.index import IndexedSource
     from phalanx.data.formats.sources import ValSplit, open_source
@@ -141,7 +141,7 @@ def _has_boxes(source: "Source") -> bool:
     return hasattr(source, "box") if index is None else index.boxes is not None
 
 
-def summarise_made_up(config: Config) -> DatasetSummary:
+def summarise_random_dataset(config: Config) -> DatasetSummary:
     """The summary of data without files, whose length comes from --iterations."""
     classes = DATASETS[config.data.data].classes
     assert classes is not None
@@ -173,7 +173,7 @@ def summarise_published(config: Config) -> DatasetSummary | None:
     )
 
 
-def inspect_or_recall(config: Config) -> DatasetSummary:
+def summarise_dataset(config: Config) -> DatasetSummary:
     """The summary of the dataset, or the catalog's facts about it if no folder is named."""
     missing = DATASETS[config.data.data].needs_folder and config.data.data_dir is None
     return (summarise_published(config) if missing else None) or inspect_dataset(config)
@@ -204,7 +204,7 @@ def plan_new_run(
     """
     settings = resolve_replicas(settings)
     config = settings.config
-    dataset = inspect_or_recall(config) if without_data else inspect_dataset(config)
+    dataset = summarise_dataset(config) if without_data else inspect_dataset(config)
     fitted = fit_settings(settings, dataset.counts)
     is_cropped = DATASETS[config.data.data].augment == "resized-crop"  # else the plan says it
     if config.augment.use_bbox_info and is_cropped and not dataset.has_boxes:

@@ -142,7 +142,7 @@ def _count_bytes_per_weight(config: Config, plan: Plan) -> BytesPerWeight:
     )
 
 
-def read_resident(name: str) -> int | None:
+def read_resident_memory(name: str) -> int | None:
     """A value of /proc/self/status in bytes (VmRSS: now, VmHWM: peak); None if not on Linux.
 
     Unlike getrusage it does not include the memory of the parent or of worker processes.
@@ -154,9 +154,9 @@ def read_resident(name: str) -> int | None:
     return None
 
 
-def peak_resident() -> int:
+def read_peak_memory() -> int:
     """The peak resident memory of this process, in bytes."""
-    peak = read_resident("VmHWM")
+    peak = read_resident_memory("VmHWM")
     if peak is not None:
         return peak
     import resource  # not on every system
@@ -190,19 +190,19 @@ class MemoryMeter:
             torch.cuda.reset_peak_memory_stats(device)
             self._start = torch.cuda.memory_allocated(device)
         else:
-            self._start = peak_resident()
+            self._start = read_peak_memory()
 
-    def forget_peak(self) -> None:
+    def reset_peak(self) -> None:
         """On a GPU, measure the peak from now on only: what came before was not training."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
-    def rise(self) -> int | None:
+    def measure_rise(self) -> int | None:
         """The peak in bytes above the start; None if it is not known."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) - self._start
         # 0 says nothing: the peak was before the start
-        return peak_resident() - self._start or None if self.device.type == "cpu" else None
+        return read_peak_memory() - self._start or None if self.device.type == "cpu" else None
 
 
 def describe_memory(

@@ -79,7 +79,7 @@ class PreparedRun:
     plan: Plan
     dataset: DatasetSummary
     start: StartingPoint | None
-    fresh: bool = True  # created by this command; False for a resume
+    is_new: bool = True  # created by this command; False for a resume
     accepts_changed_data: bool = False  # images may differ from those that the run has read
 
     @property
@@ -91,7 +91,7 @@ class PreparedRun:
 # --- a new run ---
 
 
-def prepare_new(settings: Settings, *, line: str) -> PreparedRun:
+def prepare_new_run(settings: Settings, *, line: str) -> PreparedRun:
     """A new run, with its folder on disk."""
     refuse_missing_weights(settings.config)
     if settings.missing:
@@ -130,7 +130,7 @@ def write_run(
         "name": settings.name,
         "command": line,
         "origins": settings.origins,
-        "chosen": _choice_in(plan),
+        "chosen": _get_machine_choice(plan),
         "plan": plan.facts(),
         "notes": list(plan.warnings),
         "environment": describe_environment(),
@@ -148,7 +148,7 @@ def write_run(
     return create_run(Path(path), config_text=dump_config(settings.config), facts=facts)
 
 
-def _choice_in(plan: Plan) -> dict[str, Any]:
+def _get_machine_choice(plan: Plan) -> dict[str, Any]:
     """What a resume must reuse from the first plan of the run."""
     return {"device": plan.device, "precision": plan.precision, "threads": plan.threads}
 
@@ -168,7 +168,7 @@ def prepare_resume(
 ) -> PreparedRun:
     """An existing run, ready to continue from its newest checkpoint."""
     run = open_run(path)
-    facts, stored = _read_run_facts(run), stored_options(run)
+    facts, stored = _read_run_facts(run), read_stored_options(run)
     settings = read_stored_settings(stored, flags=flags, where=str(run.config), name=facts["name"])
     began_with, start = stored, _find_newest_start(run)
     if start is not None and start.use == "resume":
@@ -207,7 +207,7 @@ def prepare_resume(
         plan=plan,
         dataset=dataset,
         start=start,
-        fresh=False,
+        is_new=False,
         accepts_changed_data=accept_changed_data,
     )
 
@@ -224,7 +224,7 @@ def _read_run_facts(run: RunFolder) -> dict[str, Any]:
     return facts
 
 
-def stored_options(run: RunFolder) -> dict[str, Any]:
+def read_stored_options(run: RunFolder) -> dict[str, Any]:
     """The options in a run's config.yaml, as values."""
     given, problems, *_ = read_option_file(run.config, origin="run")
     if problems:
@@ -234,7 +234,7 @@ def stored_options(run: RunFolder) -> dict[str, Any]:
     return fill_older_options({name: option.value for name, option in given.items()})
 
 
-def remake_finished(path: Path, flags: Mapping[str, str]) -> Summary | None:
+def rebuild_finished_report(path: Path, flags: Mapping[str, str]) -> Summary | None:
     """The summary of a finished run, whose report is rebuilt; None if training is not finished.
 
     Flags that would change the maths are refused, as when resuming an unfinished run.
@@ -242,7 +242,7 @@ def remake_finished(path: Path, flags: Mapping[str, str]) -> Summary | None:
     run = open_run(path)
     if not run.summary.exists():
         return None
-    stored, name = stored_options(run), _read_run_facts(run)["name"]
+    stored, name = read_stored_options(run), _read_run_facts(run)["name"]
     settings = read_stored_settings(stored, flags=flags, where=str(run.config), name=name)
     _refuse_other_maths(settings, stored, run)
     remove_dead_parts(run.path)
@@ -358,7 +358,7 @@ def finish_preparing(prepared: PreparedRun) -> PreparedRun:
     remove_dead_parts(run.path)
     if run.config_text != dump_config(settings.config):
         write_atomically(run.config, dump_config(settings.config))
-        chosen, before = _choice_in(prepared.plan), run.facts["chosen"]
+        chosen, before = _get_machine_choice(prepared.plan), run.facts["chosen"]
         if chosen["device"] == before["device"]:  # the plan's may be for another number of ranks
             chosen["threads"] = before["threads"]
         run.update_facts(origins=settings.origins, chosen=chosen)

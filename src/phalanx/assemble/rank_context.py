@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from phalanx.assemble.prepare import PreparedRun
-from phalanx.assemble.rank_launch import find_way_on
+from phalanx.assemble.rank_launch import find_resume_command
 from phalanx.engine.captured_pass import CapturedPass
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.replica_statistics import ReplicaStatistics
@@ -27,7 +27,7 @@ from phalanx.engine.step import (
     build_pass,
 )
 from phalanx.errors import NetworkError
-from phalanx.parallel.gradients import LocalSum, OrderedSum, ReducedSum, StageSum
+from phalanx.parallel.gradients import DdpSum, GroupSum, LocalSum, OrderedSum
 from phalanx.parallel.ranks import Ranks
 from phalanx.parallel.stage_links import StageLinks, StageNorms
 from phalanx.parallel.sync_norm import synchronise_norms
@@ -195,11 +195,11 @@ def _build_gradient_sum(
         group = links.peers if links else None
         return OrderedSum(model, bucket_mib=bucket_mib, ranks=pipelines, group=group)
     if links is not None and pipelines > 1:
-        return StageSum(model, bucket_mib=bucket_mib, group=links.peers)
+        return GroupSum(model, bucket_mib=bucket_mib, group=links.peers)
     if context.ranks is not None and links is None:
         if plan.acceleration.graph:  # a replayed pass ends before any gradients are sent
-            return StageSum(model, bucket_mib=bucket_mib, group=None)
-        return ReducedSum(model, bucket_mib=bucket_mib)
+            return GroupSum(model, bucket_mib=bucket_mib, group=None)
+        return DdpSum(model, bucket_mib=bucket_mib)
     return LocalSum(model)
 
 
@@ -242,7 +242,7 @@ def build_watchdog(
         rank=ranks.rank,
         ranks=ranks.size,
         report=report,
-        find_way_on=lambda: find_way_on(ranks.world, prepared),
+        find_resume_command=lambda: find_resume_command(ranks.world, prepared),
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
-from phalanx.assemble.blackbox import find_first, finding_to_json, loss_scale_at
+from phalanx.assemble.blackbox import find_first_nonfinite, finding_to_json, loss_scale_at
 from phalanx.assemble.feed import StepImage
 from phalanx.assemble.prepare import PreparedRun
 from phalanx.assemble.session import Session
@@ -33,7 +33,7 @@ class Replay:
     images: tuple[StepImage, ...]  # of the whole step
 
     @property
-    def seen_with(self) -> list[StepImage]:
+    def affected_images(self) -> list[StepImage]:
         """The images affected by the finding."""
         return [self.images[row] for row in self.finding.rows] if self.finding else []
 
@@ -71,7 +71,7 @@ def replay(prepared: PreparedRun, step: int) -> Replay:
         metrics = session.train_step(next(batches), plan.lr(step - 1), probe=probe).tolist()
         images = tuple(session.feed.step_images(step))
     loss, grad_norm, top1 = metrics  # tolist has waited for the device
-    finding = find_first(probe.find(loss, grad_norm), session.rank_context, plan)
+    finding = find_first_nonfinite(probe.find(loss, grad_norm), session.rank_context, plan)
     # with an automatic loss scale such a step is skipped
     spoilt = finding is not None and finding.what == "gradient" and state.scaler is None
     return Replay(

@@ -10,9 +10,9 @@ from phalanx.assemble.dataset_summary import (
     choose_normalization,
     fit_settings,
     inspect_dataset,
-    inspect_or_recall,
+    summarise_dataset,
 )
-from phalanx.assemble.find_data import infer_data, make_up_data, read_with_data
+from phalanx.assemble.find_data import infer_data_flags, read_settings_with_data, use_random_data
 from phalanx.assemble.prepare import StartingPoint
 from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.config.fields import match_case
@@ -214,10 +214,10 @@ def read_untrained(target: str, flags: Mapping[str, str]) -> Settings | None:
                 f"--model {given['model']}: the model is {target} already; give only one"
             )
         problems: list[str] = []
-        layer = read_flags({**given, **infer_data(given)}, problems)
+        layer = read_flags({**given, **infer_data_flags(given)}, problems)
         return merge_layers([layer], problems, name=target)
     if target.endswith((".yaml", ".yml")) or is_preset(target):
-        return read_with_data(target, given)
+        return read_settings_with_data(target, given)
     return None
 
 
@@ -282,7 +282,7 @@ def plan_untrained(
     without_data: if no folder is named, the catalog's facts about the dataset are used.
     """
     config = settings.config
-    dataset = inspect_or_recall(config) if without_data else inspect_dataset(config)
+    dataset = summarise_dataset(config) if without_data else inspect_dataset(config)
     fitted = fit_settings(fit_scoring(settings), dataset.counts)
     plan = make_plan(
         fitted.config,
@@ -302,9 +302,9 @@ def get_settings(target: Target) -> Settings:
     return target if isinstance(target, Settings) else target.settings
 
 
-def make_up_target(target: Target, kind: str) -> Target:
+def use_random_target_data(target: Target, kind: str) -> Target:
     """The target, to be scored on noise: synthetic on the device, generated on the host."""
-    settings = make_up_data(get_settings(target), kind)
+    settings = use_random_data(get_settings(target), kind)
     return settings if isinstance(target, Settings) else replace(target, settings=settings)
 
 

@@ -39,15 +39,15 @@ from phalanx.report.records import ScoreRow
 
 
 def open_checkpoint(
-    checkpoint: ScorableCheckpoint, ranks: Ranks | None = None, *, made_up_images: int | None = None
+    checkpoint: ScorableCheckpoint, ranks: Ranks | None = None, *, random_images: int | None = None
 ) -> Session:
     """The session of a checkpoint: its model with its weights or their average.
 
-    made_up_images: the number of validation images, for data without a length of its own.
+    random_images: the number of validation images, for data without a length of its own.
     """
     size = checkpoint.start.facts["preprocessing"]["image_size"]
     plan = replace(plan_checkpoint(checkpoint), image_size=size)
-    plan = replace(plan, valid_images=made_up_images or plan.valid_images)
+    plan = replace(plan, valid_images=random_images or plan.valid_images)
     return Session(checkpoint.settings.config, plan, start=checkpoint.start, ranks=ranks)
 
 
@@ -55,28 +55,28 @@ def open_untrained(
     settings: Settings,
     ranks: Ranks | None = None,
     *,
-    made_up_images: int | None = None,
+    random_images: int | None = None,
     without_data: bool = False,
 ) -> Session:
-    """The session of a config's untrained model; made_up_images: as for `open_checkpoint`.
+    """The session of a config's untrained model; random_images: as for `open_checkpoint`.
 
     without_data: as for `plan_untrained`; classes without known names are numbered.
     """
     refuse_missing_weights(settings.config)
     plan, dataset = plan_untrained(settings, without_data=without_data)
-    plan = replace(plan, valid_images=made_up_images or plan.valid_images)
+    plan = replace(plan, valid_images=random_images or plan.valid_images)
     config = fit_scoring(settings).config
     classes = dataset.classes or [f"class {at}" for at in range(dataset.counts.classes)]
     return Session(config, plan, classes=classes, ranks=ranks)
 
 
 def open_target(
-    target: Target, ranks: Ranks | None = None, *, made_up_images: int | None = None
+    target: Target, ranks: Ranks | None = None, *, random_images: int | None = None
 ) -> Session:
     """The session of a checkpoint or an untrained model."""
     if isinstance(target, Settings):
-        return open_untrained(target, ranks, made_up_images=made_up_images)
-    return open_checkpoint(target, ranks, made_up_images=made_up_images)
+        return open_untrained(target, ranks, random_images=random_images)
+    return open_checkpoint(target, ranks, random_images=random_images)
 
 
 class ScoredModel(NamedTuple):

@@ -152,14 +152,14 @@ class Session:
         if self.plan.acceleration.own_kernels:
             store = ChoiceStore(self._folder, self._cache)
             prepare_kernels(self.model, self.plan, self.rank_context, store)
-            self.memory.forget_peak()
+            self.memory.reset_peak()
         return build_step_passes(
             self.model,
             self.options,
             self.plan,
             self.rank_context,
             bucket_mib=self.config.machine.bucket_mib,
-            statistics=lambda: self.state.replicas,
+            statistics=lambda: self.state.replica_statistics,
         )
 
     @cached_property

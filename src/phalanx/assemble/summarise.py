@@ -41,9 +41,11 @@ class RunEnd(NamedTuple):
 
 def gather_run_end(session: Session) -> RunEnd:
     """Gather the end of a run from all ranks; all must call it."""
-    rises, state = session.rank_context.gather(session.memory.rise()), session.state
+    rises, state = session.rank_context.gather(session.memory.measure_rise()), session.state
     own = {name: tensor.detach().cpu() for name, tensor in state.model.state_dict().items()}
-    return RunEnd(state.collect(own) if state.collect else own, state.sum_counts(), rises)
+    return RunEnd(
+        state.gather_to_first(own) if state.gather_to_first else own, state.sum_counts(), rises
+    )
 
 
 def summarise_run(prepared: PreparedRun, session: Session, end: RunEnd) -> Summary:

@@ -106,7 +106,7 @@ def train(
             _prepare_start(training)
         except UserError:
             stack.close()
-            if prepared.fresh:  # this command made the folder, and cannot start the run
+            if prepared.is_new:  # this command made the folder, and cannot start the run
                 prepared.run.discard()
             raise
         _print_start(training)
@@ -261,7 +261,7 @@ def _run_loop(training: TrainingRun, fit: Fit) -> None:
         training.watchdog or nullcontext(),
         listening(training.stop, leave=console.restore_terminal, prints=prints),
     ):
-        with black_box.recording(metrics.read, deps.observer.on_metrics):
+        with black_box.record_failure(metrics.read, deps.observer.on_metrics):
             try:
                 fit(session.state, session.plan, deps=deps, metrics=metrics)
             except BaseException as end:

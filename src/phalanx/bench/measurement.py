@@ -79,7 +79,7 @@ def build_result(session: Session, job: BenchJob, clock: BlockClock, **more: Any
     """The result of all ranks, in each of them; more: fields that only one kind has."""
     plan, gather = session.plan, session.rank_context.gather
     clock_mhz = read_clock_mhz(session.device)  # before the GPU goes idle
-    peaks = [rise for rise in gather(session.memory.rise()) if rise is not None]
+    peaks = [rise for rise in gather(session.memory.measure_rise()) if rise is not None]
     joules = [used for used in gather(clock.energy_j) if used is not None]
     return BenchResult(
         kind=job.kind,

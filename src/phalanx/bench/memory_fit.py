@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from phalanx.assemble.memory import peak_resident, predict_step_memory
+from phalanx.assemble.memory import predict_step_memory, read_peak_memory
 from phalanx.assemble.session import Session
 from phalanx.assemble.torch_setup import pick_device
 from phalanx.bench.batch_size_finder import (
@@ -78,7 +78,7 @@ def refuse_large_forward(session: Session) -> None:
     peaks = []
     for size in _TRIED:
         _run_forward(session, size)
-        peaks.append((size, peak_resident()))
+        peaks.append((size, read_peak_memory()))
     _refuse_large("a forward pass", *peaks, asked=rows, free=free)
 
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import torch
 import torch.nn.functional as F
 
-from phalanx.assemble.prepare import prepare_new
+from phalanx.assemble.prepare import prepare_new_run
 from phalanx.assemble.session import Session
 from phalanx.assemble.train import TrainingRun, build_loop_dependencies, open_training
 from phalanx.bench.paired import Ratio, measure_pairs
@@ -26,7 +26,7 @@ def measure_overhead(*, pairs: int, steps: int, done: Callable[[int], None]) -> 
     with TemporaryDirectory() as folder, ExitStack() as stack:
         flags = {"run-dir": str(Path(folder) / "run"), "steps": str((pairs + 2) * steps)}
         silence = stack.enter_context(open(os.devnull, "w"))
-        prepared = prepare_new(read_settings("demo", flags), line="bench")
+        prepared = prepare_new_run(read_settings("demo", flags), line="bench")
         training = open_training(prepared, stack, stream=silence)
         ours, bare = _phalanx_block(training, steps), _bare_block(training.session, steps)
         ours()  # fills caches, chooses kernels

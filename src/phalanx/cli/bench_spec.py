@@ -232,10 +232,10 @@ def _plan_command(args: ParsedArgs) -> None:
         plan_new_run(settings, without_data=True)
         return
     from phalanx.assemble.scorable import (
-        make_up_target,
         plan_target,
         read_untrained,
         refuse_no_path,
+        use_random_target_data,
     )
     from phalanx.cli.inputs import read_batch_sizes
     from phalanx.cli.validate import read_target_name
@@ -248,7 +248,7 @@ def _plan_command(args: ParsedArgs) -> None:
         if untrained is None:
             refuse_no_path(target)
         else:
-            plan_target(make_up_target(untrained, "generated"))
+            plan_target(use_random_target_data(untrained, "generated"))
 
 
 def _run_all(

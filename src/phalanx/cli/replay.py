@@ -70,8 +70,8 @@ def _print_replay(seen: "Replay", prepared: "PreparedRun") -> None:
         print(seen.finding.describe())
     elif seen.is_finite:
         print("every output and every gradient is finite")
-    if seen.seen_with:
-        print(f"seen with {len(seen.seen_with):,} of {len(seen.images):,} images:")
-        print(describe_step_images(seen.seen_with))
+    if seen.affected_images:
+        print(f"seen with {len(seen.affected_images):,} of {len(seen.images):,} images:")
+        print(describe_step_images(seen.affected_images))
     else:
         print(f"images: {describe_step_images(seen.images)}")

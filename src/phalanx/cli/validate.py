@@ -108,7 +108,7 @@ def _prepare_size(args: ParsedArgs, size: str | None, *, swept: bool) -> "_Scori
     if size is not None:
         flags["batch-size"] = size
 
-    from phalanx.assemble.find_data import make_up_data
+    from phalanx.assemble.find_data import use_random_data
     from phalanx.assemble.scorable import read_untrained
 
     asked = replace(args, flags=flags)
@@ -123,7 +123,7 @@ def _prepare_size(args: ParsedArgs, size: str | None, *, swept: bool) -> "_Scori
         given = "--all" if args["--all"] else f"--checkpoint {args['--checkpoint']}"
         raise ConfigError(f"{given}: {target} is not a run, so it has no checkpoints; leave it out")
     if kind is not None:
-        settings = make_up_data(settings, kind)
+        settings = use_random_data(settings, kind)
     return prepare_untrained(target, settings, asked, passes=passes, batch=batch)
 
 
@@ -231,13 +231,13 @@ def prepare_checkpoints(
     batch: int | None = None,
 ) -> _Scoring:
     """The checkpoints that a path stands for, to be scored; kind: of noise in place of the data."""
-    from phalanx.assemble.find_data import make_up_data
+    from phalanx.assemble.find_data import use_random_data
     from phalanx.assemble.scorable import plan_checkpoint
 
     checkpoints = _read_checkpoints(target, args, every=every)
     if kind is not None:
         checkpoints = [
-            replace(one, settings=make_up_data(one.settings, kind)) for one in checkpoints
+            replace(one, settings=use_random_data(one.settings, kind)) for one in checkpoints
         ]
 
     def build_model(checkpoint: "ScorableCheckpoint") -> _Model:

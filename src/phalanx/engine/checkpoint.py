@@ -49,7 +49,7 @@ class _Snapshot:
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     average: dict[str, Tensor]  # empty if the run keeps none
-    replicas: dict[str, Tensor] | None  # None if there is one replica
+    replica_statistics: dict[str, Tensor] | None  # None if there is one replica
     values: dict[str, Any]  # what is not a tensor
     image_checksums: dict[str, NDArray[np.uint32]]  # of images that were read, by split
 
@@ -76,12 +76,12 @@ def take_snapshot(state: TrainState) -> _Snapshot:
     values = json.loads(json.dumps(state.to_json()))
     optimizer = name_optimizer_state(state.model, state.optimizer)
     average = {} if state.average is None else state.average.tensors()
-    collect = state.collect or dict
+    gather, statistics = state.gather_to_first or dict, state.replica_statistics
     return _Snapshot(
-        weights=collect(copied(state.model.state_dict())),
-        optimizer=collect(copied(optimizer)),
-        average=collect(copied(average)),
-        replicas=None if state.replicas is None else collect(copied(state.replicas.tensors())),
+        weights=gather(copied(state.model.state_dict())),
+        optimizer=gather(copied(optimizer)),
+        average=gather(copied(average)),
+        replica_statistics=gather(copied(statistics.tensors())) if statistics else None,
         values=values,
         image_checksums={split: array.copy() for split, array in state.image_checksums.items()},
     )
@@ -110,7 +110,7 @@ class CheckpointSaver:
     def save(self, state: TrainState) -> None:
         """Copy the state now, and write it in the background."""
         self.wait()
-        if not self._writes and state.collect is None:
+        if not self._writes and state.gather_to_first is None:
             return
         snapshot = take_snapshot(state)
         if self._writes:
@@ -167,8 +167,8 @@ def _to_files(snapshot: _Snapshot, run_facts: dict[str, Any]) -> dict[str, FileC
     }
     if snapshot.average:
         files[AVERAGE_WEIGHTS] = iterate_safetensors(snapshot.average)
-    if snapshot.replicas is not None:
-        files[REPLICAS] = iterate_safetensors(snapshot.replicas)
+    if snapshot.replica_statistics is not None:
+        files[REPLICAS] = iterate_safetensors(snapshot.replica_statistics)
     if checksums := snapshot.image_checksums:
         tensors = {split: torch.from_numpy(array) for split, array in checksums.items()}
         files[_CHECKSUMS] = iterate_safetensors(tensors)
@@ -200,11 +200,12 @@ def load_checkpoint(state: TrainState, checkpoint: Path, *, with_optimizer: bool
             state.average.load(averages, where=str(checkpoint / AVERAGE_WEIGHTS))
     elif state.average is not None:  # a fork that starts to average
         state.average.reset()
-    if state.replicas is not None:  # last: without statistics of their own, they copy the model's
+    # last: without statistics of their own, replicas copy the model's
+    if state.replica_statistics is not None:
         where, content = checkpoint / REPLICAS, files.get(REPLICAS)
         with content_errors(where):
             statistics = None if content is None else tensors_from_bytes(content)
-            state.replicas.load(statistics, where=str(where))
+            state.replica_statistics.load(statistics, where=str(where))
 
 
 def load_weights(model: nn.Module, content: bytes, *, where: Path) -> None:

@@ -124,11 +124,11 @@ class TrainState:
     fused_update: FusedUpdate | None = None  # if kernels do everything after the backward pass
     half: HalfWeights | None = None  # if the weights are 16-bit
     offload: Offload | None = None  # if the optimizer state is in host memory
-    replicas: ReplicaStatistics | None = None  # if there are several replicas
+    replica_statistics: ReplicaStatistics | None = None  # if there are several replicas
     average: WeightAverage | None = None  # the moving average of the weights, if there is one
     rounding_counts: Tensor | None = None  # over all updates of 16-bit weights, named by COUNTS
     # if the model is one stage: merges the tensors of all stages into one dict, in the first stage
-    collect: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
+    gather_to_first: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
 
     @contextmanager
     def update_context(self) -> Iterator[Tensor | None]:
@@ -146,25 +146,25 @@ class TrainState:
         """Add an update to the weight average and the rounding counts, without waiting for it."""
         if self.average is not None:
             self.average.update(self.step)
-            if self.replicas is not None:
-                self.replicas.update_average(self.step)
+            if self.replica_statistics is not None:
+                self.replica_statistics.update_average(self.step)
         if counts is not None:
             so_far = self.rounding_counts
             self.rounding_counts = counts if so_far is None else so_far + counts
 
     def load_mean_statistics(self) -> None:
         """Give the model its replicas' mean statistics, to score or save; all ranks call it."""
-        if self.replicas is not None:
-            self.replicas.load_mean_statistics()
+        if self.replica_statistics is not None:
+            self.replica_statistics.load_mean_statistics()
 
     def sum_counts(self) -> Tensor | None:
         """The rounding counts of the whole model, in the first stage; all stages must call it."""
         own = self.rounding_counts
-        if self.collect is None or self.half is None:
+        if self.gather_to_first is None or self.half is None:
             return own
         name = next(name for name, _ in self.model.named_parameters())
         counts = torch.zeros(len(COUNTS), dtype=torch.float64) if own is None else own.cpu()
-        found = self.collect({name: counts})
+        found = self.gather_to_first({name: counts})
         return torch.stack([*found.values()]).sum(0) if found else None
 
     def to_json(self) -> dict[str, Any]:

@@ -101,8 +101,8 @@ def run_lines(lines: Sequence[LaunchLine], *, show: _Show, say: Callable[[str], 
 
     show: called with the output of ranks. say: called with messages of the launcher itself.
     """
-    with collect_signals() as came, _start_lines(lines, show) as started:
-        return _wait_for_end(started, came, say)
+    with collect_signals() as signals, _start_lines(lines, show) as started:
+        return _wait_for_end(started, signals, say)
 
 
 class _Running:
@@ -181,7 +181,7 @@ class _Running:
         ended = self.process.returncode
         codes = [end.code for end in self.output.ends if end.code > 0]
         if codes or not ended:
-            return max(codes, key=_weigh, default=0)
+            return max(codes, key=_find_precedence, default=0)
         if ended in (1, _LOST) or ended < 0 or ended > 125:  # neither our code nor a rank's
             known = ended == 128 + signal.SIGINT
             return ended if known else EXIT_STOPPED if asked else _NETWORK
@@ -216,13 +216,15 @@ def _start_lines(lines: Sequence[LaunchLine], show: _Show) -> Iterator[list[_Run
             one.kill()
 
 
-def _wait_for_end(started: Sequence[_Running], came: list[int], say: Callable[[str], None]) -> int:
+def _wait_for_end(
+    started: Sequence[_Running], signals: list[int], say: Callable[[str], None]
+) -> int:
     """The exit code of all lines; signals that arrive are forwarded to their ranks."""
     living, codes, passed_on = list(started), [0], 0
     stop_at = kill_at = math.inf
     while living and time.monotonic() < kill_at + _LEAVE_S:
         time.sleep(_POLL_S)
-        names = [signal.Signals(number).name.removeprefix("SIG") for number in came[passed_on:]]
+        names = [signal.Signals(number).name.removeprefix("SIG") for number in signals[passed_on:]]
         passed_on += len(names)
         now = time.monotonic()
         if passed_on > 1 and "INT" in names:  # a second Ctrl-C ends ranks at once
@@ -237,16 +239,16 @@ def _wait_for_end(started: Sequence[_Running], came: list[int], say: Callable[[s
                 one.send(name)
         for one in [one for one in living if one.has_ended()]:
             living.remove(one)
-            codes.append(one.find_code(asked=bool(came)))
+            codes.append(one.find_code(asked=bool(signals)))
             failed, stops = codes[-1] not in (0, EXIT_STOPPED), min(stop_at, kill_at) < math.inf
-            if not stops and (failed or (one.killed and not came)):
+            if not stops and (failed or (one.killed and not signals)):
                 say(one.describe_end())
             if not stops and failed:
                 stop_at = now + _GRACE_S * (not one.is_lost)
                 kill_at = stop_at + _LEAVE_S
-    return max(codes, key=_weigh)
+    return max(codes, key=_find_precedence)
 
 
-def _weigh(code: int) -> int:
+def _find_precedence(code: int) -> int:
     """The precedence of an exit code: how much it explains."""
     return {0: 0, _NETWORK: 1, EXIT_STOPPED: 2}.get(code, 3)

@@ -6,13 +6,13 @@ from itertools import chain, islice
 from pathlib import Path
 
 from phalanx.assemble.dataset_summary import (
-    MADE_UP,
+    RANDOM_DATASETS,
     fit_settings,
     plan_settings,
-    summarise_made_up,
     summarise_published,
+    summarise_random_dataset,
 )
-from phalanx.assemble.find_data import read_with_data
+from phalanx.assemble.find_data import read_settings_with_data
 from phalanx.catalog.plugins import refuse_unnamed_plugins
 from phalanx.config.presets import find_preset
 from phalanx.config.read import Settings
@@ -67,7 +67,7 @@ def _check_values(sweep: SweepFile, path: Path) -> list[str]:
     known: dict[str, str] = {}
     for values in islice(points, _MOST_POINTS):
         try:
-            settings = read_with_data(
+            settings = read_settings_with_data(
                 sweep.preset_for(values), {**known, **sweep.flags_for(values)}
             )
             _refuse_impossible(settings)
@@ -96,8 +96,8 @@ def _refuse_impossible(settings: Settings) -> None:
     if settings.missing:
         raise ConfigError(settings.missing)
     config = settings.config
-    made_up = config.data.data in MADE_UP
-    dataset = summarise_made_up(config) if made_up else summarise_published(config)
+    is_random = config.data.data in RANDOM_DATASETS
+    dataset = summarise_random_dataset(config) if is_random else summarise_published(config)
     if dataset is not None and config.data.data_dir is None:
         plan_settings(fit_settings(settings, dataset.counts), dataset.counts)
 
