@@ -93,8 +93,8 @@ def validate(run: PathLike, *, checkpoint: str | int | None = None, **options: A
 
     checkpoint: "last", "best" or a step of the run; the best one if it is known, else the last.
     """
-    from phalanx.assemble.scorable import ScorableCheckpoint, read_target
-    from phalanx.assemble.score import open_untrained, score, score_checkpoint
+    from phalanx.assemble.score import open_untrained_model, score, score_checkpoint
+    from phalanx.assemble.scoring_target import ScorableCheckpoint, read_target
     from phalanx.assemble.torch_setup import settings_restored
     from phalanx.errors import ConfigError
 
@@ -107,7 +107,7 @@ def validate(run: PathLike, *, checkpoint: str | int | None = None, **options: A
     with settings_restored():
         if isinstance(found, ScorableCheckpoint):
             return score_checkpoint(found).row
-        return score(open_untrained(found)).row
+        return score(open_untrained_model(found)).row
 
 
 def plan(preset: str | None = None, **options: Any) -> "Plan":
@@ -123,8 +123,8 @@ def load(run: PathLike, *, checkpoint: str | int | None = None, **options: Any) 
 
     checkpoint: "last", "best" or a step of the run; the best one if it is known, else the last.
     """
-    from phalanx.assemble.scorable import read_checkpoint
     from phalanx.assemble.score import LoadedModel
+    from phalanx.assemble.scoring_target import read_checkpoint
     from phalanx.assemble.torch_setup import settings_restored
 
     found = read_checkpoint(_path(run), _flags(options), wanted=_choice(checkpoint))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.assemble.scorable import read_checkpoint
+from phalanx.assemble.scoring_target import read_checkpoint
 from phalanx.cli.main import main
 from phalanx.engine.dynamic_loss_scale import GROWTH_INTERVAL, DynamicLossScale
 from phalanx.engine.state import MetricSums, StepMetrics, TrainState

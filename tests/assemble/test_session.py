@@ -15,8 +15,8 @@ from phalanx.assemble import rank_context
 from phalanx.assemble import train as training
 from phalanx.assemble.dataset_summary import plan_run
 from phalanx.assemble.prepare import prepare_new_run
-from phalanx.assemble.scorable import read_checkpoint
 from phalanx.assemble.score import open_checkpoint, score_checkpoint
+from phalanx.assemble.scoring_target import read_checkpoint
 from phalanx.assemble.session import Session
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings

@@ -5,7 +5,7 @@ import torch
 
 from phalanx.assemble import torch_setup
 from phalanx.assemble.dataset_summary import plan_run
-from phalanx.assemble.scorable import read_checkpoint
+from phalanx.assemble.scoring_target import read_checkpoint
 from phalanx.assemble.session import Session
 from phalanx.assemble.torch_setup import find_scoring_device
 from phalanx.cli.main import main

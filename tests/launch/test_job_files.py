@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 from phalanx.errors import ConfigError
-from phalanx.launch.hosts import lay_out_ranks
+from phalanx.launch.hosts import make_host_layout
 from phalanx.launch.job_files import Job, write_job_file
 from phalanx.launch.lines import RankCommand
 
 
 def make_job(folder: Path = Path("/work"), **more: object) -> Job:
-    layout = lay_out_ranks(hosts=(), nodes=2, replicas=4, devices_per_replica=2)
+    layout = make_host_layout(hosts=(), nodes=2, replicas=4, devices_per_replica=2)
     words = ("train", "demo", "--data-dir", "my data")
     command = RankCommand(layout=layout, words=words, folder=folder, variables={"A": "it's"})
     given: dict = {"command": command, "name": "phalanx-demo", "line": "phalanx launch ..."}
@@ -103,7 +103,7 @@ def test_the_requeued_job_resumes_its_run_and_ends(tmp_path):
 
 
 def test_the_user_of_ssh_is_no_part_of_a_node_of_slurm():
-    layout = lay_out_ranks(hosts=("al@n1", "n2"), nodes=2, replicas=4, devices_per_replica=1)
+    layout = make_host_layout(hosts=("al@n1", "n2"), nodes=2, replicas=4, devices_per_replica=1)
     command = RankCommand(layout=layout, words=("train",), folder=Path("/work"))
     text = write_job_file("sbatch", make_job(command=command))
     assert "#SBATCH --nodelist=n1,n2\n" in text and "al@" not in text

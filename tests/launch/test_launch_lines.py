@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.launch.hosts import lay_out_ranks
+from phalanx.launch.hosts import make_host_layout
 from phalanx.launch.lines import RankCommand, write_lines
 
 BIN = Path(sys.executable).parent
@@ -17,7 +17,7 @@ RANK = [sys.executable, "-m", "phalanx", "train", "demo"]
 
 
 def command(*hosts: str, replicas: int = 4, **more: object) -> RankCommand:
-    layout = lay_out_ranks(
+    layout = make_host_layout(
         hosts=hosts, nodes=len(hosts) or 1, replicas=replicas, devices_per_replica=1
     )
     given: dict = {"words": ("train", "demo"), "folder": Path("/work dir"), **more}

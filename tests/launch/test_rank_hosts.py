@@ -9,13 +9,13 @@ from phalanx.launch.hosts import (
     check_instances,
     divide_devices,
     is_this_host,
-    lay_out_ranks,
+    make_host_layout,
     read_hosts,
 )
 
 
-def lay_out(replicas: int, devices: int, *hosts: str):
-    return lay_out_ranks(
+def make_layout(replicas: int, devices: int, *hosts: str):
+    return make_host_layout(
         hosts=hosts, nodes=len(hosts), replicas=replicas, devices_per_replica=devices
     )
 
@@ -25,7 +25,7 @@ def lay_out(replicas: int, devices: int, *hosts: str):
     [(16, 1, 1, 16, 16), (16, 4, 4, 64, 16), (32, 4, 8, 128, 16), (1, 2, 2, 2, 1)],
 )
 def test_every_device_of_every_replica_has_a_rank(replicas, devices, hosts, ranks, each):
-    layout = lay_out(replicas, devices, *(f"node{number}" for number in range(hosts)))
+    layout = make_layout(replicas, devices, *(f"node{number}" for number in range(hosts)))
     assert (layout.ranks, layout.ranks_per_host) == (ranks, each)
 
 
@@ -46,7 +46,7 @@ def test_ranks_that_hosts_cannot_share_are_refused_with_the_nearest(
     replicas, devices, hosts, words
 ):
     with pytest.raises(ConfigError) as refused:
-        lay_out(replicas, devices, *(f"node{number}" for number in range(hosts)))
+        make_layout(replicas, devices, *(f"node{number}" for number in range(hosts)))
     assert words in str(refused.value)
 
 

@@ -8,7 +8,11 @@ import pytest
 import yaml
 
 from phalanx.assemble.prepare import StartingPoint
-from phalanx.assemble.scorable import ScorableCheckpoint, fit_scoring, plan_checkpoint
+from phalanx.assemble.scoring_target import (
+    ScorableCheckpoint,
+    adapt_settings_to_scoring,
+    plan_checkpoint,
+)
 from phalanx.config.read import dump_config, read_settings, read_stored_settings
 from phalanx.errors import ConfigError
 from phalanx.plan.layout import Layout
@@ -60,7 +64,7 @@ def settle(**options: object):
 def plan(**options: object):
     settings = settle(**options)
     machine = choose_machine(settings.config)
-    return make_plan(settings.config, FACTS, machine, typed=settings.typed)
+    return make_plan(settings.config, FACTS, machine, user_options=settings.user_options)
 
 
 def refusal(**options: object) -> str:
@@ -222,7 +226,9 @@ def test_scoring_needs_no_more_than_one_device():
 )
 def test_a_checkpoint_is_scored_on_the_devices_that_are_asked_for_now(flags, ranks, threads):
     trained = settings_with(replicas=4, devices=4, no_fold=True, bn_span=2).config.flat()
-    found = fit_scoring(read_stored_settings(trained, flags=flags, where="run", name="run"))
+    found = adapt_settings_to_scoring(
+        read_stored_settings(trained, flags=flags, where="run", name="run")
+    )
     scoring = make_plan(found.config, FACTS, choose_scoring_machine(found.config))
     assert (scoring.layout, scoring.threads) == (Layout(ranks, ranks), threads)
     assert scoring.global_batch == 4 * scoring.micro_batch  # epochs are counted as in training
@@ -231,8 +237,8 @@ def test_a_checkpoint_is_scored_on_the_devices_that_are_asked_for_now(flags, ran
 def test_a_launchers_ranks_score_whatever_the_replicas_are(launch):
     launch(6, here=2)
     for replicas in ("auto", 1, 16):
-        config = fit_scoring(settings_with(replicas=replicas, devices=2)).config
-        scoring = make_plan(config, FACTS, choose_scoring_machine(config), typed=["devices"])
+        config = adapt_settings_to_scoring(settings_with(replicas=replicas, devices=2)).config
+        scoring = make_plan(config, FACTS, choose_scoring_machine(config), user_options=["devices"])
         assert (scoring.layout, scoring.threads) == (Layout(6, 6), 4)
         assert scoring.warnings == ("--devices 2 has no effect: the launcher started the ranks",)
 
@@ -241,7 +247,7 @@ def test_our_own_ranks_do_what_devices_asks_for(launch, monkeypatch):
     launch(2)
     monkeypatch.setenv("PHALANX_RESTART", "0")
     assert plan(replicas=2, devices=2).warnings == ()
-    config = fit_scoring(settings_with(devices=2)).config
+    config = adapt_settings_to_scoring(settings_with(devices=2)).config
     assert make_plan(config, FACTS, choose_scoring_machine(config)).warnings == ()
 
 
@@ -424,4 +430,6 @@ def test_workers_share_the_cores_of_their_machine(launch, monkeypatch):
     launch(8, here=2)
     settings = settings_with(data="folder", data_dir=".", replicas=8)
     machine = choose_machine(settings.config)
-    assert make_plan(settings.config, FACTS, machine, typed=settings.typed).workers == 8
+    assert (
+        make_plan(settings.config, FACTS, machine, user_options=settings.user_options).workers == 8
+    )

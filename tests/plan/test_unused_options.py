@@ -123,7 +123,9 @@ def test_no_preset_of_ours_has_an_option_that_changes_nothing(name):
 def typed_notes(preset: str = "demo", chosen: MachineChoice = CPU, **flags: str) -> list[str]:
     """What is told of options that were typed."""
     settings = read_settings(preset, {name.replace("_", "-"): t for name, t in flags.items()})
-    return list(make_plan(settings.config, FACTS, chosen, typed=settings.typed).warnings)
+    return list(
+        make_plan(settings.config, FACTS, chosen, user_options=settings.user_options).warnings
+    )
 
 
 def test_the_five_options_of_a_run_that_does_without_them():

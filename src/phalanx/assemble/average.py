@@ -9,13 +9,13 @@ from typing import Any
 from safetensors.torch import load as tensors_from_bytes
 from torch import Tensor
 
-from phalanx.assemble.scorable import (
+from phalanx.assemble.score import ScoredModel, open_checkpoint, score_checkpoint
+from phalanx.assemble.scoring_target import (
     ScorableCheckpoint,
     find_checkpoint,
-    list_consecutive,
+    list_consecutive_checkpoints,
     read_checkpoint,
 )
-from phalanx.assemble.score import ScoredModel, open_checkpoint, score_checkpoint
 from phalanx.catalog.variant import NORM_LAYOUT_KEY
 from phalanx.disk import remove_quietly
 from phalanx.engine.checkpoint_store import (
@@ -25,8 +25,8 @@ from phalanx.engine.checkpoint_store import (
     REPLICAS,
     WEIGHTS,
     FileContent,
+    parse_step,
     read_files,
-    step_in_name,
     write_checkpoint_as,
 )
 from phalanx.engine.state import hash_weights
@@ -51,9 +51,9 @@ class AveragedRun:
 def average_run(folder: RunFolder, averaging: Averaging, flags: Mapping[str, str]) -> AveragedRun:
     """Average the last checkpoints of a run, and store the average and both scores in the run."""
     newest = read_checkpoint(find_checkpoint(folder.path), flags)
-    found = list_consecutive(folder.checkpoints, newest)
+    found = list_consecutive_checkpoints(folder.checkpoints, newest)
     checkpoints = found[-averaging.count_among(len(found), where=folder.checkpoints) :]
-    steps = [step_in_name(checkpoint) for checkpoint in checkpoints]
+    steps = [parse_step(checkpoint) for checkpoint in checkpoints]
     account = {**asdict(averaging), "count": len(checkpoints), "steps": steps}
     average = read_checkpoint(_write_average(newest, checkpoints, averaging, account), flags)
     scores = score_checkpoint(newest), score_checkpoint(average)

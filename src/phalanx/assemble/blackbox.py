@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.assemble.prepare import PreparedRun, find_starting_point, refuse_other_weights
 from phalanx.disk import remove_quietly, write_atomically
-from phalanx.engine.checkpoint_store import list_checkpoints, step_in_name
+from phalanx.engine.checkpoint_store import list_checkpoints, parse_step
 from phalanx.engine.dynamic_loss_scale import DynamicLossScale
 from phalanx.errors import ConfigError, Stopped, UserError
 from phalanx.plan.plan import Plan
@@ -190,7 +190,7 @@ class BlackBox:
 
 def _find_checkpoint_before(run: RunFolder, step: int) -> Path | None:
     """The run's newest checkpoint from before a step."""
-    earlier = [path for path in list_checkpoints(run.checkpoints) if step_in_name(path) < step]
+    earlier = [path for path in list_checkpoints(run.checkpoints) if parse_step(path) < step]
     return earlier[-1] if earlier else None
 
 

@@ -68,17 +68,17 @@ def build_network(
     if with_init_weights:
         _load_init_weights(model, config)
     if stage is not None:
-        model = _cut_stage(model, plan, stage)
+        model = _build_stage(model, plan, stage)
     if plan.recompute_patterns is not None:
         enable_recomputation(model, plan.recompute_patterns, variant=variant)
     return model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def _cut_stage(model: nn.Module, plan: Plan, stage: int) -> ModelPart:
+def _build_stage(model: nn.Module, plan: Plan, stage: int) -> ModelPart:
     """One stage of a model; ConfigError for a plugin's model that is more than its units."""
     assert plan.pipeline is not None
     whole = to_unit_model(model)
-    names, stages = [*whole.state_dict()], plan.pipeline.cut([*whole.units])
+    names, stages = [*whole.state_dict()], plan.pipeline.split_units([*whole.units])
     parts = [ModelPart(whole, units) for units in stages]
     found = {name for part in parts for name in part.state_dict()}
     outside = [name for name in names if name not in found]

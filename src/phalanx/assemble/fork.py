@@ -12,7 +12,7 @@ from phalanx.assemble.prepare import (
     StartingPoint,
     write_run,
 )
-from phalanx.assemble.scorable import find_checkpoint
+from phalanx.assemble.scoring_target import find_checkpoint
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.config.read import Settings, find_length, read_stored_settings
 from phalanx.config.schema import OPTIONS, Config
@@ -58,7 +58,7 @@ def prepare_fork(
         name: f"run {facts['run']}" if origin == "run" else origin
         for name, origin in settings.origins.items()
     }
-    settings = replace(settings, origins=origins, made_for=find_length(facts["config"]))
+    settings = replace(settings, origins=origins, preset_length=find_length(facts["config"]))
     settings = resolve_replicas(settings)
     settings = _place_schedule(settings, facts, restarts=restarts)
     settings, plan, dataset = plan_new_run(settings)
@@ -104,7 +104,7 @@ def _place_schedule(settings: Settings, facts: Mapping[str, Any], *, restarts: b
     The global batch may have changed, so steps are converted by the number of images before them.
     """
     schedule = settings.config.schedule
-    if "lr-schedule-start" in settings.typed:
+    if "lr-schedule-start" in settings.user_options:
         return settings
     start = parse_duration(schedule.lr_schedule_start)
     if restarts:

@@ -87,7 +87,7 @@ def predict_stage_costs(config: Config, plan: Plan) -> list[StageCost]:
         StageSpec(
             units=names, in_flight=count_in_flight(pipeline.order(stage, passes=plan.accumulation))
         )
-        for stage, names in enumerate(pipeline.cut(units))
+        for stage, names in enumerate(pipeline.split_units(units))
     )
     found = predict_stages(
         variant,

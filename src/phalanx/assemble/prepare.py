@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from phalanx.assemble.dataset_summary import (
     DatasetSummary,
-    choose_cuts,
+    choose_pipeline_splits,
     inspect_dataset,
     plan_new_run,
 )
@@ -22,10 +22,10 @@ from phalanx.config.text import read_option_file
 from phalanx.disk import remove_dead_parts, write_atomically
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
-    adopt_copied_best,
-    newest_checkpoint,
+    find_newest_checkpoint,
     read_facts,
     remove_leftovers,
+    restore_best_link,
 )
 from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.plan.machine_choice import choose_machine, refuse_missing_devices, reuse_machine
@@ -193,7 +193,7 @@ def prepare_resume(
     if not accept_changed_data:
         _refuse_other_data(dataset, facts, run)
     settings = make_data_dir_absolute(settings)
-    settings = choose_cuts(settings, dataset.counts)  # a resume may change the stages
+    settings = choose_pipeline_splits(settings, dataset.counts)  # a resume may change the stages
     plan = make_plan(settings.config, dataset.counts, machine)
     plan = replace(plan, warnings=(*settings.notes, *plan.warnings))
     refuse_missing_devices(plan.device, plan.layout.ranks)
@@ -308,7 +308,7 @@ def _refuse_other_data(dataset: DatasetSummary, stored: Mapping[str, Any], run: 
 
 def _find_newest_start(run: RunFolder) -> StartingPoint | None:
     """The newest checkpoint; for a fork that has none yet, its parent's; else None."""
-    return find_starting_point(newest_checkpoint(run.checkpoints), run)
+    return find_starting_point(find_newest_checkpoint(run.checkpoints), run)
 
 
 def find_starting_point(checkpoint: Path | None, run: RunFolder) -> StartingPoint | None:
@@ -354,7 +354,7 @@ def finish_preparing(prepared: PreparedRun) -> PreparedRun:
     """
     run, settings = prepared.run, prepared.settings
     remove_leftovers(run.checkpoints)
-    adopt_copied_best(run.checkpoints)
+    restore_best_link(run.checkpoints)
     remove_dead_parts(run.path)
     if run.config_text != dump_config(settings.config):
         write_atomically(run.config, dump_config(settings.config))
@@ -381,7 +381,7 @@ def _refuse_missing_history(prepared: PreparedRun, start: StartingPoint) -> None
     # the log interval may have been changed by a resume or by a release
     is_same = start.facts["plan"].get("log_points") == plan.log.count()
     if is_same and prepared.settings.origins["logs-per-epoch"] != _RESUME_ORIGIN and first:
-        logged |= {due for due in range(first, last_log) if plan.log.due(due)}
+        logged |= {due for due in range(first, last_log) if plan.log.is_due(due)}
     # a score after the last step is made again
     scored = {int(name) for name in state["scores"]} - {plan.total_steps}
     try:

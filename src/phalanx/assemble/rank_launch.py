@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from phalanx.assemble.prepare import PreparedRun
-from phalanx.engine.checkpoint_store import newest_checkpoint
+from phalanx.engine.checkpoint_store import find_newest_checkpoint
 from phalanx.errors import (
     EXIT_LEFT_AT_ONCE,
     Bug,
@@ -54,7 +54,7 @@ def start_ranks(prepared: PreparedRun, flags: Mapping[str, str], *, to_stderr: b
             *["--json"] * to_stderr,
         ],
         prepared.plan.layout.ranks,
-        progress=lambda: newest_checkpoint(run.checkpoints),
+        progress=lambda: find_newest_checkpoint(run.checkpoints),
         say=lambda line: _say("train", line),
         way_out=f"continue with: {run.resume_command}",
     )
@@ -157,7 +157,7 @@ def _discard_on_failure(prepared: PreparedRun | None) -> Iterator[None]:
 def discard_unstarted_run(prepared: PreparedRun) -> None:
     """Remove the folder of a run that this command could not start, unless it has a traceback."""
     run = prepared.run
-    has_more = newest_checkpoint(run.checkpoints) or any(run.path.glob("phalanx-traceback*"))
+    has_more = find_newest_checkpoint(run.checkpoints) or any(run.path.glob("phalanx-traceback*"))
     if prepared.is_new and not run.has_steps and not has_more:
         run.discard()
 
@@ -198,7 +198,7 @@ def find_resume_command(world: World, prepared: PreparedRun) -> str:
     scheduler would restart it forever. Our own supervisor prints the command itself.
     """
     run, start = prepared.run, prepared.start
-    newest, began = newest_checkpoint(run.checkpoints), start.checkpoint if start else None
+    newest, began = find_newest_checkpoint(run.checkpoints), start.checkpoint if start else None
     has_saved = newest is not None and (not began or newest.absolute() != began.absolute())
     return run.resume_command if has_saved and not world.supervised else ""
 

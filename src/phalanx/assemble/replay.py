@@ -8,7 +8,7 @@ from phalanx.assemble.blackbox import find_first_nonfinite, finding_to_json, los
 from phalanx.assemble.feed import StepImage
 from phalanx.assemble.prepare import PreparedRun
 from phalanx.assemble.session import Session
-from phalanx.engine.checkpoint_store import list_checkpoints, step_in_name
+from phalanx.engine.checkpoint_store import list_checkpoints, parse_step
 from phalanx.engine.probe import NonFiniteFinding, Probe
 from phalanx.errors import CheckpointError
 from phalanx.report.records import json_number, read_metrics
@@ -96,7 +96,7 @@ def _compare_with_record(prepared: PreparedRun, step: int, metrics: list[float])
     """
     run = prepared.run
     rows = {row["step"]: row for row in read_metrics(run.path, scores=False)}
-    saved = [step_in_name(path) for path in list_checkpoints(run.checkpoints)]
+    saved = [parse_step(path) for path in list_checkpoints(run.checkpoints)]
     presumed = min(step, saved[-1]) if saved else 0
     if presumed and presumed not in rows and run.facts["parent"] is None:
         raise CheckpointError(

@@ -17,12 +17,12 @@ from phalanx.assemble.dataset_summary import build_read_limits
 from phalanx.assemble.feed import build_normaliser
 from phalanx.assemble.prepare import digest_values, refuse_missing_weights
 from phalanx.assemble.run_recorder import make_score_row
-from phalanx.assemble.scorable import (
+from phalanx.assemble.scoring_target import (
     ScorableCheckpoint,
     Target,
-    fit_scoring,
+    adapt_settings_to_scoring,
     plan_checkpoint,
-    plan_untrained,
+    plan_untrained_model,
 )
 from phalanx.assemble.session import Session
 from phalanx.assemble.torch_setup import apply_settings, settings_restored
@@ -51,7 +51,7 @@ def open_checkpoint(
     return Session(checkpoint.settings.config, plan, start=checkpoint.start, ranks=ranks)
 
 
-def open_untrained(
+def open_untrained_model(
     settings: Settings,
     ranks: Ranks | None = None,
     *,
@@ -60,12 +60,12 @@ def open_untrained(
 ) -> Session:
     """The session of a config's untrained model; random_images: as for `open_checkpoint`.
 
-    without_data: as for `plan_untrained`; classes without known names are numbered.
+    without_data: as for `plan_untrained_model`; classes without known names are numbered.
     """
     refuse_missing_weights(settings.config)
-    plan, dataset = plan_untrained(settings, without_data=without_data)
+    plan, dataset = plan_untrained_model(settings, without_data=without_data)
     plan = replace(plan, valid_images=random_images or plan.valid_images)
-    config = fit_scoring(settings).config
+    config = adapt_settings_to_scoring(settings).config
     classes = dataset.classes or [f"class {at}" for at in range(dataset.counts.classes)]
     return Session(config, plan, classes=classes, ranks=ranks)
 
@@ -75,7 +75,7 @@ def open_target(
 ) -> Session:
     """The session of a checkpoint or an untrained model."""
     if isinstance(target, Settings):
-        return open_untrained(target, ranks, random_images=random_images)
+        return open_untrained_model(target, ranks, random_images=random_images)
     return open_checkpoint(target, ranks, random_images=random_images)
 
 

@@ -18,7 +18,7 @@ from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
 from phalanx.data.loading.loader import Loader
 from phalanx.data.loading.opened_rows import is_gpu_decodable
 from phalanx.data.loading.stage_rates import Rate, describe_bottleneck, time_stages
-from phalanx.engine.checkpoint_store import find_best, newest_checkpoint
+from phalanx.engine.checkpoint_store import choose_best_step, find_newest_checkpoint
 from phalanx.engine.state import TrainState, hash_weights
 from phalanx.kernels.rounding import COUNTS
 from phalanx.plan.model import build_variant
@@ -51,8 +51,8 @@ def gather_run_end(session: Session) -> RunEnd:
 def summarise_run(prepared: PreparedRun, session: Session, end: RunEnd) -> Summary:
     """The summary of a finished run."""
     state, run, plan = session.state, prepared.run, session.plan
-    best = find_best(run.checkpoints, state.scores)
-    newest = newest_checkpoint(run.checkpoints)
+    best = choose_best_step(run.checkpoints, state.scores)
+    newest = find_newest_checkpoint(run.checkpoints)
     row = next(iter(read_scores(run.path)[-1:]), None)
     memory = describe_memory(end.rises, prepared.config, plan)
     return Summary(

@@ -32,11 +32,11 @@ from phalanx.engine.checkpoint import CheckpointSaver, load_weights
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
     WEIGHTS,
+    find_newest_checkpoint,
     list_checkpoints,
-    newest_checkpoint,
+    parse_step,
     prune_checkpoints,
     read_files,
-    step_in_name,
 )
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.evaluate import Score, ValidBatch
@@ -362,7 +362,7 @@ def _score_checkpoints(training: TrainingRun, deps: LoopDependencies) -> None:
         return score
 
     for checkpoint in list_checkpoints(run.checkpoints):
-        state.step = step_in_name(checkpoint)
+        state.step = parse_step(checkpoint)
         if state.step not in state.scores:
             score = score_file(checkpoint / WEIGHTS)
             state.scores[state.step] = score.top1
@@ -391,7 +391,7 @@ def _write_results(training: TrainingRun, end: RunEnd) -> Summary:
     """Prune the checkpoints and write the summary."""
     state, run = training.session.state, training.prepared.run
     training.records.flush(sync=True)
-    if newest_checkpoint(run.checkpoints) is not None:
+    if find_newest_checkpoint(run.checkpoints) is not None:
         keep = count_kept_checkpoints(training.session.config)
         prune_checkpoints(run.checkpoints, keep=keep, scores=state.scores)
     summary = summarise_run(training.prepared, training.session, end)

@@ -92,10 +92,14 @@ def _read_averaging(args: ParsedArgs) -> Averaging:
 
 def _check_checkpoints(run: "RunFolder", averaging: Averaging, flags: dict[str, str]) -> None:
     """Refuse a run with too few checkpoints, or with fewer steps than are to give statistics."""
-    from phalanx.assemble.scorable import find_checkpoint, list_consecutive, read_checkpoint
+    from phalanx.assemble.scoring_target import (
+        find_checkpoint,
+        list_consecutive_checkpoints,
+        read_checkpoint,
+    )
 
     newest = read_checkpoint(find_checkpoint(run.path), flags)
-    found = list_consecutive(run.checkpoints, newest)
+    found = list_consecutive_checkpoints(run.checkpoints, newest)
     averaging.count_among(len(found), where=run.checkpoints)
     steps = newest.start.facts["plan"]["total_steps"]
     if averaging.norm_steps > steps:

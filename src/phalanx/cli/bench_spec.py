@@ -231,10 +231,10 @@ def _plan_command(args: ParsedArgs) -> None:
         settings = read_settings(args.preset_name, flags, problems=args.problems)
         plan_new_run(settings, without_data=True)
         return
-    from phalanx.assemble.scorable import (
+    from phalanx.assemble.scoring_target import (
         plan_target,
-        read_untrained,
-        refuse_no_path,
+        read_untrained_settings,
+        refuse_missing_path,
         use_random_target_data,
     )
     from phalanx.cli.inputs import read_batch_sizes
@@ -244,9 +244,11 @@ def _plan_command(args: ParsedArgs) -> None:
     if "$" in target:  # a run that is known where the command runs
         return
     for size in read_batch_sizes(args):
-        untrained = read_untrained(target, flags if size is None else {**flags, "batch-size": size})
+        untrained = read_untrained_settings(
+            target, flags if size is None else {**flags, "batch-size": size}
+        )
         if untrained is None:
-            refuse_no_path(target)
+            refuse_missing_path(target)
         else:
             plan_target(use_random_target_data(untrained, "generated"))
 

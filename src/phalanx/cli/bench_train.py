@@ -27,7 +27,7 @@ from phalanx.errors import EXIT_UNTRUSTED, ConfigError, suggest
 
 if TYPE_CHECKING:
     from phalanx.assemble.dataset_summary import PlannedRun
-    from phalanx.assemble.scorable import ScorableCheckpoint
+    from phalanx.assemble.scoring_target import ScorableCheckpoint
     from phalanx.bench.blocks import Timing
     from phalanx.bench.measurement import BenchJob
     from phalanx.bench.result import BenchResult
@@ -282,7 +282,7 @@ def _prepare_inference(args: ParsedArgs) -> _Benchmark:
     args.refuse_problems()
     args.load_plugins()
     _read_timing(args)
-    from phalanx.assemble.scorable import (
+    from phalanx.assemble.scoring_target import (
         ScorableCheckpoint,
         get_settings,
         plan_target,

@@ -19,7 +19,7 @@ from phalanx.launch.hosts import (
     check_instances,
     divide_devices,
     is_this_host,
-    lay_out_ranks,
+    make_host_layout,
     read_hosts,
     strip_user,
 )
@@ -260,7 +260,7 @@ def _read_layout(own: ParsedArgs, launcher: str, inner: _Inner, notes: list[str]
     nodes = number("--nodes")
     if hosts and nodes not in (None, len(hosts)):
         raise ConfigError(f"--nodes {nodes}: --host names {len(hosts)}; leave --nodes out")
-    layout = lay_out_ranks(
+    layout = make_host_layout(
         hosts=hosts,
         nodes=len(hosts) or nodes or _count_nodes(own, launcher),
         replicas=replicas,

@@ -38,7 +38,7 @@ _GUESSES = 5
 def _run(args: ParsedArgs) -> int:
     """Answer for every image; images that cannot be read are named and make the code 3."""
     args.refuse_problems()
-    from phalanx.assemble.scorable import read_checkpoint
+    from phalanx.assemble.scoring_target import read_checkpoint
     from phalanx.data.loading.image_inputs import collect_images
 
     try:

@@ -193,7 +193,7 @@ def _discarding(prepared: "PreparedRun") -> Iterator[None]:
 
 def _print_result(folder: Path, *, as_json: bool) -> None:
     """The last lines of a run: what it reached and where to look."""
-    from phalanx.engine.checkpoint_store import newest_checkpoint
+    from phalanx.engine.checkpoint_store import find_newest_checkpoint
     from phalanx.report.folder import open_run
     from phalanx.report.records import read_scores
     from phalanx.report.summary import read_summary
@@ -216,7 +216,7 @@ def _print_result(folder: Path, *, as_json: bool) -> None:
     if summary.bad_images:
         bad, them = len(summary.bad_images), "it" if len(summary.bad_images) == 1 else "them"
         print(f"{format_plural(bad, 'image')} could not be read; the report lists {them}")
-    if newest_checkpoint(open_run(folder).checkpoints) is None:
+    if find_newest_checkpoint(open_run(folder).checkpoints) is None:
         print(
             "no weights were kept, because of --ckpts-per-epoch 0; --ckpts-per-epoch 1 keeps them"
         )

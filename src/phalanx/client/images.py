@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from phalanx.assemble.dataset_summary import RANDOM_DATASETS, build_input_spec
-from phalanx.assemble.scorable import get_settings, plan_target, read_target
+from phalanx.assemble.scoring_target import get_settings, plan_target, read_target
 from phalanx.catalog.datasets import DATASETS
 from phalanx.client.connection import NoAnswer
 from phalanx.config.read import Settings

@@ -44,9 +44,9 @@ class Settings:
     config: Config
     origins: dict[str, str]
     name: str  # of the preset; run folders are named after it
-    places: dict[str, str] = field(default_factory=dict)  # where it was given: "my.yaml:3: lr"
+    locations: dict[str, str] = field(default_factory=dict)  # where it was given: "my.yaml:3: lr"
     required: str | None = None  # the option without which the preset cannot be used
-    made_for: Duration | None = None  # the length of the preset, or of a fork's parent
+    preset_length: Duration | None = None  # the length of the preset, or of a fork's parent
     notes: tuple[str, ...] = ()  # about options that were interpreted in an unexpected way
     numbered_replicas: int = 1  # the last number of replicas given, which auto replaces
 
@@ -63,7 +63,7 @@ class Settings:
         return f"{self.name}: needs --{self.required}"
 
     @property
-    def typed(self) -> frozenset[str]:
+    def user_options(self) -> frozenset[str]:
         """The options that the user gave, by a flag or in their own file."""
         return frozenset(
             name for name, origin in self.origins.items() if origin.startswith((_FLAG, "file "))
@@ -96,8 +96,8 @@ def read_settings(
         find_length({name: given.value for name, given in preset_layer.items()})
         for preset_layer in reversed(preset_layers)
     ]
-    made_for = next((length for length in lengths if length is not None), None)
-    return replace(settings, required=required, made_for=made_for)
+    preset_length = next((length for length in lengths if length is not None), None)
+    return replace(settings, required=required, preset_length=preset_length)
 
 
 def run_name(preset: str) -> str:
@@ -240,10 +240,10 @@ def merge_layers(layers: list[_Layer], problems: list[str], *, name: str) -> Set
     origins = {
         option: merged[option].origin if option in merged else "default" for option in OPTIONS
     }
-    places = {key: given.where for key, given in merged.items()}
+    locations = {key: given.where for key, given in merged.items()}
     texts = [str(_value(layer, "replicas")) for layer in layers]
     numbered = [1, *(int(text) for text in texts if text.isdecimal())][-1]
-    return Settings(config, origins, name, places, notes=notes, numbered_replicas=numbered)
+    return Settings(config, origins, name, locations, notes=notes, numbered_replicas=numbered)
 
 
 def _drop_exclusive(merged: _Layer, layer: _Layer, problems: list[str]) -> None:

@@ -34,7 +34,7 @@ class HostLayout:
         return self.ranks // (self.nodes or 1)
 
 
-def lay_out_ranks(
+def make_host_layout(
     *, hosts: Sequence[str], nodes: int | None, replicas: int, devices_per_replica: int
 ) -> HostLayout:
     """The layout of ranks over hosts; raises if they do not divide, with the nearest that do."""

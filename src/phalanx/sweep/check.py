@@ -7,7 +7,7 @@ from pathlib import Path
 
 from phalanx.assemble.dataset_summary import (
     RANDOM_DATASETS,
-    fit_settings,
+    adapt_settings,
     plan_settings,
     summarise_published,
     summarise_random_dataset,
@@ -18,7 +18,7 @@ from phalanx.config.presets import find_preset
 from phalanx.config.read import Settings
 from phalanx.config.text import parse_option_text
 from phalanx.errors import ConfigError, join_problems
-from phalanx.plan.plan import validation_rate
+from phalanx.plan.plan import find_validation_rate
 from phalanx.sweep.file import SweepFileReader
 from phalanx.sweep.schema import (
     PLUGIN,
@@ -99,7 +99,7 @@ def _refuse_impossible(settings: Settings) -> None:
     is_random = config.data.data in RANDOM_DATASETS
     dataset = summarise_random_dataset(config) if is_random else summarise_published(config)
     if dataset is not None and config.data.data_dir is None:
-        plan_settings(fit_settings(settings, dataset.counts), dataset.counts)
+        plan_settings(adapt_settings(settings, dataset.counts), dataset.counts)
 
 
 def _find_data(settings: Settings, sweep: SweepFile) -> dict[str, str]:
@@ -128,7 +128,7 @@ def _check_scores(settings: Settings, sweep: SweepFile, path: Path) -> Iterator[
     after = train.validation and train.validation_mode == "after"
     names = ("validation", "validation-mode", "validation-frequency")
     where = next((sweep.places[name] for name in names if name in sweep.places), str(path))
-    if not after and validation_rate(settings.config) == 0:
+    if not after and find_validation_rate(settings.config) == 0:
         yield f"{where}: a sweep compares validation scores, and there are none; leave it out"
     if after and sweep.prune != "none":
         yield (
