@@ -62,11 +62,11 @@ def train(
         )
     if prepared.plan.layout.ranks > 1:
         return _train_on_ranks(prepared, flags if resume is not None else {})
-    from phalanx.assemble.torch_setup import settings_restored
+    from phalanx.assemble.torch_setup import preserve_torch_settings
     from phalanx.assemble.train import train as run
     from phalanx.lightning.engine_choice import choose_fit
 
-    with settings_restored():
+    with preserve_torch_settings():
         summary = run(prepared, fit=choose_fit(prepared.config))
     assert summary is not None  # nobody else writes
     return summary
@@ -95,7 +95,7 @@ def validate(run: PathLike, *, checkpoint: str | int | None = None, **options: A
     """
     from phalanx.assemble.score import open_untrained_model, score, score_checkpoint
     from phalanx.assemble.scoring_target import ScorableCheckpoint, read_target
-    from phalanx.assemble.torch_setup import settings_restored
+    from phalanx.assemble.torch_setup import preserve_torch_settings
     from phalanx.errors import ConfigError
 
     if options.get("devices", 1) not in (1, "1", None):
@@ -104,7 +104,7 @@ def validate(run: PathLike, *, checkpoint: str | int | None = None, **options: A
             f"it out, or run: phalanx validate {_path(run)} --devices {options['devices']}"
         )
     found = read_target(str(_path(run)), _flags(options), wanted=_choice(checkpoint))
-    with settings_restored():
+    with preserve_torch_settings():
         if isinstance(found, ScorableCheckpoint):
             return score_checkpoint(found).row
         return score(open_untrained_model(found)).row
@@ -125,10 +125,10 @@ def load(run: PathLike, *, checkpoint: str | int | None = None, **options: Any) 
     """
     from phalanx.assemble.score import LoadedModel
     from phalanx.assemble.scoring_target import read_checkpoint
-    from phalanx.assemble.torch_setup import settings_restored
+    from phalanx.assemble.torch_setup import preserve_torch_settings
 
     found = read_checkpoint(_path(run), _flags(options), wanted=_choice(checkpoint))
-    with settings_restored():
+    with preserve_torch_settings():
         return LoadedModel(found)
 
 
@@ -173,10 +173,10 @@ def export(
     found = read_export_source(
         str(_path(run)), flags, wanted=_choice(checkpoint), averaged=own.averaged
     )
-    from phalanx.assemble.torch_setup import settings_restored
+    from phalanx.assemble.torch_setup import preserve_torch_settings
     from phalanx.export.run import export_model
 
-    with settings_restored():
+    with preserve_torch_settings():
         return export_model(found, own, images=given, needs_data="data-dir" in flags)
 
 

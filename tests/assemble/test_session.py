@@ -105,7 +105,8 @@ def test_what_nobody_asks_for_is_not_built(finished):
     with open_checkpoint(read_checkpoint(finished, {})) as session:
         assert hash_weights(session.model.state_dict()) == summary_of(finished)["weights_sha256"]
         assert (
-            session.evaluate(session.scoring_feed.validation()).top1 == summary_of(finished)["top1"]
+            session.evaluate(session.scoring_feed.validation_batches()).top1
+            == summary_of(finished)["top1"]
         )
         assert not {"state", "feed"} & vars(session).keys()
 

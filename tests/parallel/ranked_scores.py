@@ -26,7 +26,7 @@ def score_model(flags: Mapping[str, str], ranks: Ranks | None = None) -> Score:
     settings = read_untrained_settings("resnet8", flags)
     assert settings is not None
     with open_untrained_model(settings, ranks) as session:
-        found = session.evaluate(session.scoring_feed.validation())
+        found = session.evaluate(session.scoring_feed.validation_batches())
         assert found is not None
         return found
 

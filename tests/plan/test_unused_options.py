@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phalanx.assemble.dataset_summary import build_input_spec
-from phalanx.assemble.feed import stays_unasked
+from phalanx.assemble.feed import keeps_on_device_by_default
 from phalanx.catalog.datasets import DATASETS
 from phalanx.config.presets import builtin_preset_folder
 from phalanx.config.read import read_settings
@@ -270,7 +270,7 @@ def test_the_plan_and_the_feed_agree_on_which_sets_may_lie_on_a_gpu(options):
     recipe = build_input_spec(config, make_plan(config, FACTS, GPU))
     why_not = find_resident_problem(recipe, recipe.open("valid"))
     assert can_keep_on_device(config) == (
-        stays_unasked(torch.device("cuda"), config) and not why_not
+        keeps_on_device_by_default(torch.device("cuda"), config) and not why_not
     )
 
 

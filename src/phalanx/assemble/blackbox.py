@@ -113,7 +113,7 @@ class BlackBox:
         )
         cause = f"phalanx replay {run.path}{run.plugin_flag} names the module and the image"
         if finding:
-            images = self.session.feed.step_images(self.session.state.step)
+            images = self.session.feed.list_step_images(self.session.state.step)
             self.cause = finding_to_json(finding, images)
             affected = [images[row] for row in finding.rows]
             names = f", for {describe_step_images(affected)}" if affected else ""
@@ -162,7 +162,7 @@ class BlackBox:
         done = rows[-1]["step"] if rows else began_at
         step = done if diverged else done + 1
         options = settings.config.flat()
-        images = self.session.feed.step_images(step) if step <= plan.total_steps else []
+        images = self.session.feed.list_step_images(step) if step <= plan.total_steps else []
         box = {
             "format": _FORMAT,
             "step": step if step <= plan.total_steps else None,

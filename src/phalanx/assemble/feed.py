@@ -76,7 +76,7 @@ class LoadedFeed:
             micro_batch=self._plan.micro_batch,
             share=self._context.train_share,
         )
-        for passes in self._on_device(steps, "train"):
+        for passes in self._prefetch_to_device(steps, "train"):
             yield [
                 MicroBatch(self._normaliser.normalise(batch.images), batch.labels, batch.first)
                 for batch in passes
@@ -96,7 +96,7 @@ class LoadedFeed:
             blank = _blank_batch(rows, spec.size_at(now), self._normaliser.device)
             yield [MicroBatch(blank.images, blank.labels, first) for first in firsts]
 
-    def validation(self) -> Iterator[ValidBatch]:
+    def validation_batches(self) -> Iterator[ValidBatch]:
         """Every validation image of this rank's share, once."""
         if not self._context.reads_images(scoring=True):
             rows, images = self._plan.valid_batch, len(self.loader.source("valid"))
@@ -105,11 +105,11 @@ class LoadedFeed:
             return
         own = self.loader.evaluation(self._plan.valid_batch, self._context.valid_share)
         batches = ([batch] for batch in own)
-        for (batch,) in self._on_device(batches, "valid"):
+        for (batch,) in self._prefetch_to_device(batches, "valid"):
             assert batch.indices is not None
             yield ValidBatch(self._normaliser.normalise(batch.images), batch.labels, batch.indices)
 
-    def _on_device(
+    def _prefetch_to_device(
         self, steps: Iterator[list[Batch]], split: Split
     ) -> Iterator[list[_DeviceBatch]]:
         """Each step's batches on the device; on a GPU they are copied while it computes."""
@@ -163,7 +163,7 @@ class LoadedFeed:
         labels = np.ascontiguousarray(self.loader.source("valid").labels, np.int64)
         return sha256(labels.tobytes()).hexdigest()
 
-    def step_images(self, step: int) -> list[StepImage]:
+    def list_step_images(self, step: int) -> list[StepImage]:
         """The images of a step, counted from 1; for an unreadable one, its replacement."""
         order, source, bad = self.loader.spec.order, self.loader.source("train"), self.loader.bad
         assert order is not None
@@ -269,7 +269,7 @@ class _SyntheticFeed:
             begin = now * self._plan.global_batch
             yield [MicroBatch(images, labels, begin + rows * number) for number in slices]
 
-    def validation(self) -> Iterator[ValidBatch]:
+    def validation_batches(self) -> Iterator[ValidBatch]:
         """The same images again and again, up to the plan's number of validation images."""
         rows, images = self._plan.valid_batch, self._plan.valid_images
         for number in self._context.valid_share.batches(-(-images // rows)):
@@ -290,7 +290,7 @@ class _SyntheticFeed:
         """The number of validation images, which is all that identifies noise."""
         return str(self._plan.valid_images)
 
-    def step_images(self, step: int) -> list[StepImage]:
+    def list_step_images(self, step: int) -> list[StepImage]:
         """Made-up names: the same images for every pass."""
         start, rows = (step - 1) * self._plan.global_batch, self._plan.micro_batch
         return [
@@ -376,7 +376,7 @@ def _choose_backend(
             raise ConfigError(f"--gpu-decode: {problem}; leave the option out")
         return lambda reader, open_rows: GpuDecoder(reader, device, open_rows=open_rows)
     asked = config.data.keep_on_device
-    if asked is False or (asked is None and not stays_unasked(device, config)):
+    if asked is False or (asked is None and not keeps_on_device_by_default(device, config)):
         return None
     splits: tuple[Split, ...] = ("train", "valid") if spec.order else ("valid",)
     sources = [spec.open(split) for split in splits]
@@ -388,7 +388,7 @@ def _choose_backend(
     return lambda reader, open_rows: ResidentBackend(reader, device)
 
 
-def stays_unasked(device: torch.device, config: Config) -> bool:
+def keeps_on_device_by_default(device: torch.device, config: Config) -> bool:
     """Whether a dataset may be kept on the device although no option asks for it."""
     small = DATASETS[config.data.data].in_memory
     return small and device.type == "cuda" and config.data.normalization_location != "host"

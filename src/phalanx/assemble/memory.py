@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from phalanx.assemble.build import is_offloaded
-from phalanx.assemble.torch_setup import pick_device
+from phalanx.assemble.torch_setup import find_rank_device
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 from phalanx.models.stage_cost import StageCost, StageSpec, list_units, predict_stages
@@ -131,7 +131,7 @@ def _count_bytes_per_weight(config: Config, plan: Plan) -> BytesPerWeight:
     width, slots = HALF_BYTES if halved else _FULL_BYTES, rule.count_state(options.momentum)
     # 16-bit weights, gradients and optimizer slots have 32-bit copies during the update
     update = _FULL_BYTES * (rule.temporary + (2 + slots if halved else 0))
-    offloaded = is_offloaded(config, torch.device(pick_device(plan.device)).type)
+    offloaded = is_offloaded(config, torch.device(find_rank_device(plan.device)).type)
     return BytesPerWeight(
         weight=width,
         gradient=width,

@@ -247,7 +247,7 @@ def build_watchdog(
 
 
 def build_profiler(
-    context: RankContext, prepared: PreparedRun, state: TrainState, *, tell: Callable[[str], None]
+    context: RankContext, prepared: PreparedRun, state: TrainState, *, say: Callable[[str], None]
 ) -> StepProfiler | None:
     """The profiler of a step of this process, with --profile.
 
@@ -269,4 +269,4 @@ def build_profiler(
         graph=plan.acceleration.graph,
         names_units=not plan.acceleration.compiles,
     )
-    return StepProfiler(spec, state.model, tell=tell)
+    return StepProfiler(spec, state.model, say=say)

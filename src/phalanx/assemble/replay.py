@@ -69,7 +69,7 @@ def replay(prepared: PreparedRun, step: int) -> Replay:
         while state.step < step - 1:
             session.train_step(next(batches), plan.lr(state.step))
         metrics = session.train_step(next(batches), plan.lr(step - 1), probe=probe).tolist()
-        images = tuple(session.feed.step_images(step))
+        images = tuple(session.feed.list_step_images(step))
     loss, grad_norm, top1 = metrics  # tolist has waited for the device
     finding = find_first_nonfinite(probe.find(loss, grad_norm), session.rank_context, plan)
     # with an automatic loss scale such a step is skipped

@@ -25,7 +25,7 @@ from phalanx.assemble.scoring_target import (
     plan_untrained_model,
 )
 from phalanx.assemble.session import Session
-from phalanx.assemble.torch_setup import apply_settings, settings_restored
+from phalanx.assemble.torch_setup import apply_torch_settings, preserve_torch_settings
 from phalanx.config.read import Settings
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.loading.image_inputs import ImageInputs, NamedImage, collect_images
@@ -105,7 +105,7 @@ def score(session: Session, *, step: int = 0, passes: int = 1) -> ScoredModel:
             for _ in range(passes):
                 gather(None)  # ranks start together
                 began = time.perf_counter()
-                found = session.evaluate(beat(batch) for batch in feed.validation())
+                found = session.evaluate(beat(batch) for batch in feed.validation_batches())
                 assert isinstance(found, Score)
                 slowest = max(gather(time.perf_counter() - began))
                 rates.append(found.scored / slowest)
@@ -239,8 +239,8 @@ class LoadedModel:
         If a single image cannot be read, raises DataError; among several, its Answer says why.
         """
         named = collect_images(images)
-        with settings_restored():
-            apply_settings(self._session.plan)
+        with preserve_torch_settings():
+            apply_torch_settings(self._session.plan)
             answers = list(predict(self._session, named))
         if len(answers) == 1 and answers[0].problem:
             raise DataError(f"{answers[0].image}: {answers[0].problem}")

@@ -139,7 +139,7 @@ def _describe_input(session: Session) -> InputNote | None:
             model=session.config.model.model,
             stages=stages,
             gpu_could_decode=available < needed
-            and could_decode_on_gpu(feed.loader, session.config, session.device),
+            and can_decode_on_gpu(feed.loader, session.config, session.device),
         ),
         images_per_second_available=available,
         images_per_second_needed=needed,
@@ -147,7 +147,7 @@ def _describe_input(session: Session) -> InputNote | None:
     )
 
 
-def could_decode_on_gpu(loader: Loader, config: Config, device: torch.device) -> bool:
+def can_decode_on_gpu(loader: Loader, config: Config, device: torch.device) -> bool:
     """Whether the GPU could decode a share of the images, and does not yet."""
     if config.data.gpu_decode or device.type != "cuda":
         return False

@@ -56,7 +56,7 @@ from phalanx.report.page import write_report
 from phalanx.report.records import Records, read_averaged_top1, read_scores
 from phalanx.report.summary import Summary, write_summary
 from phalanx.report.terminal import clean_name
-from phalanx.signals import StopRequest, listening
+from phalanx.signals import StopRequest, listen_for_signals
 from phalanx.trackers.choice import choose_trackers
 from phalanx.trackers.processes import Trackers, tracking
 from phalanx.units import format_plural
@@ -174,7 +174,7 @@ def open_training(
     probe = Probe(session.model) if config.machine.fp_exceptions else None
     session.feed  # noqa: B018 - opened now, to report unreadable data before the first line
     stack.enter_context(console)
-    profiler = build_profiler(session.rank_context, prepared, session.state, tell=console.print)
+    profiler = build_profiler(session.rank_context, prepared, session.state, say=console.print)
     if profiler is not None:
         stack.callback(profiler.close)
     return TrainingRun(
@@ -259,7 +259,7 @@ def _run_loop(training: TrainingRun, fit: Fit) -> None:
     console, prints = training.console, training.role.prints
     with (
         training.watchdog or nullcontext(),
-        listening(training.stop, leave=console.restore_terminal, prints=prints),
+        listen_for_signals(training.stop, leave=console.restore_terminal, prints=prints),
     ):
         with black_box.record_failure(metrics.read, deps.observer.on_metrics):
             try:
@@ -285,7 +285,7 @@ def build_loop_dependencies(training: TrainingRun) -> LoopDependencies:
         return session.evaluate(shown(), interrupted=lambda: training.stop() and not last)
 
     def shown() -> Iterator[ValidBatch]:
-        for number, batch in enumerate(session.valid_feed.validation()):
+        for number, batch in enumerate(session.valid_feed.validation_batches()):
             beat()
             training.console.evaluation_progress(number * plan.valid_batch, plan.valid_images)
             yield batch
@@ -305,7 +305,7 @@ def build_loop_dependencies(training: TrainingRun) -> LoopDependencies:
         training.saver.save(state)
 
     def describe_images(step: int) -> str:
-        names = [image.name for image in feed.step_images(step)]
+        names = [image.name for image in feed.list_step_images(step)]
         more = len(names) - _IMAGES_SHOWN
         shown = clean_name(", ".join(names[:_IMAGES_SHOWN]))
         return shown + (f" and {more:,} more" if more > 0 else "")

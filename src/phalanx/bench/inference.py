@@ -89,7 +89,7 @@ def _repeat_batches(session: Session) -> Iterator[tuple[int, ValidBatch]]:
         )
     sizes = [min(rows, images - number * rows) for number in numbers]
     while True:
-        yield from zip(sizes, feed.validation(), strict=True)
+        yield from zip(sizes, feed.validation_batches(), strict=True)
 
 
 def _count_rows(

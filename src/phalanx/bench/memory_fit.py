@@ -10,7 +10,7 @@ import torch
 
 from phalanx.assemble.memory import predict_step_memory, read_peak_memory
 from phalanx.assemble.session import Session
-from phalanx.assemble.torch_setup import pick_device
+from phalanx.assemble.torch_setup import find_rank_device
 from phalanx.bench.batch_size_finder import (
     SHARE_OF_FREE,
     find_batch_size,
@@ -110,7 +110,7 @@ def _run_forward(session: Session, rows: int) -> None:
 
 
 def _is_on_gpu(plan: Plan) -> bool:
-    return torch.device(pick_device(plan.device)).type != "cpu"
+    return torch.device(find_rank_device(plan.device)).type != "cpu"
 
 
 def _count_free(plan: Plan) -> int:

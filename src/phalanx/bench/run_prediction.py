@@ -229,7 +229,7 @@ def _measure_scoring(
     begin = perf_counter()
 
     def limited() -> Iterator[ValidBatch]:
-        for batch in session.valid_feed.validation():
+        for batch in session.valid_feed.validation_batches():
             synchronise(session.device)
             asked.append(perf_counter())
             done(f"evaluation, batch {len(asked)} of {total}")

@@ -18,7 +18,7 @@ from phalanx.errors import (
 )
 from phalanx.plan.world import is_first_rank
 from phalanx.report.terminal import ReaderLeft, cleaned_output
-from phalanx.signals import Interrupted, interrupting
+from phalanx.signals import Interrupted, interrupt_on_signals
 
 COMMANDS = {  # name: (module, what it does)
     "train": ("train", "train a model, resume a run, or fork one"),
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code says how it ended (see phalanx.errors)."""
     words = list(sys.argv[1:] if argv is None else argv)
     name, rest = find_command(words)
-    with interrupting(whole_process=argv is None):
+    with interrupt_on_signals(whole_process=argv is None):
         try:
             return _run_to_exit_code(name, rest)
         except KeyboardInterrupt as stop:

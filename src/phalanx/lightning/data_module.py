@@ -152,7 +152,7 @@ class _ValidBatches:
 
     def __iter__(self) -> Iterator[ValidBatch]:
         left, size = len(self), self._plan.image_size
-        for batch in self._feed.validation():
+        for batch in self._feed.validation_batches():
             yield batch
             left -= 1
         if left:

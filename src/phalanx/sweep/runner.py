@@ -27,7 +27,7 @@ from phalanx.errors import (
 )
 from phalanx.report.folder import is_run_folder, open_run
 from phalanx.report.page import write_report
-from phalanx.signals import StopRequest, listening
+from phalanx.signals import StopRequest, listen_for_signals
 from phalanx.sweep.page import render_page
 from phalanx.sweep.process import (
     TrialProcess,
@@ -82,7 +82,7 @@ def run_sweep(folder: Path, sweep: SweepFile, output: SweepOutput) -> SweepState
             load_sweep(folder, sweep) if is_sweep_folder(folder) else create_sweep(folder, sweep)
         )
         runner = _TrialRunner(output)
-        with listening(runner.stop, leave=runner.kill):
+        with listen_for_signals(runner.stop, leave=runner.kill):
             state = _run_trials(state, runner)
         _write_page(state)
     return state
