@@ -7,10 +7,10 @@ import pytest
 from phalanx.errors import ConfigError
 from phalanx.launch.hosts import (
     check_instances,
-    divide_devices,
+    count_devices_per_replica,
     is_this_host,
     make_host_layout,
-    read_hosts,
+    parse_hosts,
 )
 
 
@@ -60,14 +60,14 @@ def test_the_older_rules_are_told_in_their_words():
         match="devices must be a multiple of the replication factor, which is 4; give "
         "--num-devices 4 or 8",
     ):
-        divide_devices(6, 4)
+        count_devices_per_replica(6, 4)
     check_instances(8, 16)
-    assert divide_devices(8, 4) == 2
+    assert count_devices_per_replica(8, 4) == 2
 
 
 @pytest.mark.parametrize("text", ["a,b", "a, b", "a b", "a,b,"])
 def test_hosts_are_read_with_commas_or_spaces(text):
-    assert read_hosts(text) == ("a", "b")
+    assert parse_hosts(text) == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_hosts_are_read_with_commas_or_spaces(text):
 )
 def test_what_is_no_host_is_refused(text, words):
     with pytest.raises(ConfigError, match=words):
-        read_hosts(text)
+        parse_hosts(text)
 
 
 def test_this_host_is_known_by_its_names_and_addresses():

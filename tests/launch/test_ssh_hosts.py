@@ -16,7 +16,7 @@ from loopback_ssh import HOSTS, SSHD, ssh_server
 import phalanx
 from phalanx.engine.checkpoint_store import find_newest_checkpoint
 from phalanx.errors import NetworkError
-from phalanx.launch.lines import LaunchLine
+from phalanx.launch.command_lines import LaunchLine
 from phalanx.launch.run import refuse_unreachable
 from phalanx.report.folder import open_run
 from phalanx.report.summary import read_summary
@@ -149,7 +149,7 @@ def test_a_host_that_does_not_answer_is_named_before_anything_starts(digits, tmp
 def test_a_host_without_our_folder_is_named(ssh_args):
     ssh = ("ssh", *ssh_args.split())
     line = LaunchLine(
-        launcher="torchrun", host=HOSTS[0], words=("true",), ssh=ssh, folder=Path("/nowhere")
+        launcher="torchrun", host=HOSTS[0], args=("true",), ssh=ssh, folder=Path("/nowhere")
     )
     with pytest.raises(NetworkError) as refused:
         refuse_unreachable([line])

@@ -14,19 +14,24 @@ from typing import TYPE_CHECKING
 from phalanx.cli.command import REGISTERED, Argument, ParsedArgs, command, parse_args
 from phalanx.disk import write_atomically
 from phalanx.errors import ConfigError, suggest
+from phalanx.launch.arguments import LaunchArguments, parse_launch_arguments
+from phalanx.launch.command_lines import (
+    LAUNCHERS,
+    RankCommand,
+    build_launch_lines,
+    build_probe_lines,
+)
 from phalanx.launch.hosts import (
     HostLayout,
     check_instances,
-    divide_devices,
+    count_devices_per_replica,
     is_this_host,
     make_host_layout,
-    read_hosts,
+    parse_hosts,
     strip_user,
 )
-from phalanx.launch.job_files import JOB_FILES, Job, write_job_file
-from phalanx.launch.lines import LAUNCHERS, RankCommand, write_lines, write_probe_lines
+from phalanx.launch.job_files import JOB_FILES, Job, format_job_file
 from phalanx.launch.run import refuse_missing_programs, refuse_unreachable, run_lines
-from phalanx.launch.words import LaunchWords, split_words
 from phalanx.plan.pipeline import count_stages, plan_pipeline
 from phalanx.report.terminal import clean, raw_stream, silence
 from phalanx.units import format_plural
@@ -110,7 +115,7 @@ _MOST = 100_000
 )
 def _run(args: ParsedArgs) -> int:
     """Check everything, then start the lines, print them, or write a file."""
-    words = split_words(args.words, os.environ)
+    words = parse_launch_arguments(args.words, os.environ)
     own = parse_args(REGISTERED["launch"], words.own)
     own.refuse_problems()
     inner = _read_inner(words.command)
@@ -118,7 +123,7 @@ def _run(args: ParsedArgs) -> int:
     layout = _read_layout(own, launcher, inner, words.notes)
     rank_command = RankCommand(
         layout=layout,
-        words=_complete_inner(inner, layout, words),
+        args=_complete_inner(inner, layout, words),
         folder=Path.cwd(),
         variables=words.variables,
         interface=own["--interface"] or words.interface,
@@ -184,7 +189,7 @@ def _read_inner(words: Sequence[str]) -> _Inner:
     return _Inner(name, args, settings)
 
 
-def _complete_inner(inner: _Inner, layout: HostLayout, words: LaunchWords) -> tuple[str, ...]:
+def _complete_inner(inner: _Inner, layout: HostLayout, words: LaunchArguments) -> tuple[str, ...]:
     """The command's words, with what the options of launch say about it."""
     added: dict[str, str] = {}
     is_resumed = inner.name == "train" and inner.args["--resume"]
@@ -235,7 +240,7 @@ def _read_layout(own: ParsedArgs, launcher: str, inner: _Inner, notes: list[str]
     def number(flag: str) -> int | None:
         return None if own[flag] is None else own.read_int(flag, 1, _MOST)
 
-    hosts = read_hosts(own["--host"]) if own["--host"] is not None else ()
+    hosts = parse_hosts(own["--host"]) if own["--host"] is not None else ()
     instances, replicas = number("--num-instances"), number("--num-replicas")
     replicas = replicas or instances
     if replicas is None:
@@ -250,7 +255,7 @@ def _read_layout(own: ParsedArgs, launcher: str, inner: _Inner, notes: list[str]
             f"{replicas * devices}; leave one of the two out"
         )
     option = f"--devices-per-replica {devices}" if devices else f"--num-devices {total}"
-    devices = devices or (divide_devices(total, replicas) if total else None)
+    devices = devices or (count_devices_per_replica(total, replicas) if total else None)
     devices = _choose_devices(devices, option, inner)
     if inner.name in _ALONE and replicas * devices > 1:
         raise ConfigError(
@@ -313,7 +318,7 @@ def _choose_master(own: ParsedArgs, layout: HostLayout) -> tuple[str, int]:
 
 def _start(launcher: str, rank_command: RankCommand, *, dry_run: bool) -> int:
     """Print the lines, or run them until they have ended."""
-    lines = write_lines(launcher, rank_command)
+    lines = build_launch_lines(launcher, rank_command)
     if dry_run:
         for line in lines:
             print(line.text)
@@ -321,7 +326,7 @@ def _start(launcher: str, rank_command: RankCommand, *, dry_run: bool) -> int:
             print("note: these lines must run at the same time", file=sys.stderr)
         return 0
     refuse_missing_programs(lines)
-    refuse_unreachable(write_probe_lines(rank_command) if launcher == "mpirun" else lines)
+    refuse_unreachable(build_probe_lines(rank_command) if launcher == "mpirun" else lines)
     lock = threading.Lock()
     tags = rank_command.tag_output and launcher == "torchrun"  # the others do it themselves
 
@@ -368,6 +373,6 @@ def _write_file(write: Sequence[str], job: Job) -> None:
     kind, path = write[0], Path(write[1])
     if path.exists():
         raise ConfigError(f"--write {kind} {path}: exists already; remove it, or name another file")
-    write_atomically(path, write_job_file(kind, job))
+    write_atomically(path, format_job_file(kind, job))
     submit = {"sbatch": "sbatch", "pytorchjob": "kubectl apply -f"}[kind]
     print(f"wrote {path}; submit it with: {submit} {shlex.quote(str(path))}")

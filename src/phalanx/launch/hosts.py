@@ -69,7 +69,7 @@ def check_instances(instances: int, replicas: int) -> None:
         )
 
 
-def divide_devices(devices: int, replicas: int) -> int:
+def count_devices_per_replica(devices: int, replicas: int) -> int:
     """The devices of one replica, from those of all."""
     if devices % replicas:
         raise ConfigError(
@@ -89,7 +89,7 @@ def _format_nearest(number: int, factor: int) -> str:
     return " or ".join(str(near) for near in (below, below + factor) if near)
 
 
-def read_hosts(text: str) -> tuple[str, ...]:
+def parse_hosts(text: str) -> tuple[str, ...]:
     """The hosts in --host, separated by commas or spaces."""
     hosts = tuple(text.replace(",", " ").split())
     for host in hosts:
