@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from phalanx.assemble.rank_context import RankContext
-from phalanx.engine.state import TrainState, sum_bits
+from phalanx.engine.state import TrainState, checksum_weights
 from phalanx.errors import NetworkError
 from phalanx.plan.layout import Layout
 from phalanx.plan.plan import Plan
@@ -28,11 +28,11 @@ def state_of(model: nn.Module) -> TrainState:
 
 def test_weights_that_drift_apart_are_found_before_they_are_saved():
     model = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
-    ours = sum_bits(model)
+    ours = checksum_weights(model)
     RankContext(Layout(2, 2), Neighbours(answers=[ours])).refuse_drift(state_of(model))
     with torch.no_grad():
         model.weight[0, 0, 0, 0] += 1e-6
-    assert sum_bits(model) != ours
+    assert checksum_weights(model) != ours
     with pytest.raises(NetworkError, match="step 7: the weights of rank 1 differ"):
         RankContext(Layout(2, 2), Neighbours(answers=[ours])).refuse_drift(state_of(model))
 
@@ -40,10 +40,10 @@ def test_weights_that_drift_apart_are_found_before_they_are_saved():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_every_type_of_weights_has_a_checksum(dtype):
     model = nn.Linear(5, 4).to(dtype)
-    before = sum_bits(model)
+    before = checksum_weights(model)
     with torch.no_grad():
         model.bias[0].neg_()
-    assert sum_bits(model) != before
+    assert checksum_weights(model) != before
 
 
 def test_rows_of_passes_are_found_among_the_images_of_the_step():

@@ -311,7 +311,7 @@ def found_by_probe(*parts: nn.Module, scale: float = 1.0):
     with Probe(model) as probe:
         loss, grad_norm, _ = take_step(state, passes, 0.1, label_smoothing=0.1).tolist()
     assert not any(module._forward_hooks for module in model.modules())
-    return probe.find(loss, grad_norm)
+    return probe.find_nonfinite(loss, grad_norm)
 
 
 def test_a_sound_step_has_no_finding():

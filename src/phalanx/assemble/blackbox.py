@@ -20,7 +20,7 @@ from phalanx.errors import ConfigError, Stopped, UserError
 from phalanx.plan.plan import Plan
 from phalanx.report.folder import RunFolder, read_json_object, to_json
 from phalanx.report.records import Records, read_metrics
-from phalanx.report.terminal import clean_name
+from phalanx.report.terminal import escape_name
 from phalanx.units import format_plural
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def describe_step_images(images: "Sequence[StepImage]") -> str:
         for image in images[:_SHOWN]
     ]
     more = f" and {len(images) - _SHOWN:,} more" if len(images) > _SHOWN else ""
-    return clean_name(", ".join(words) + more)
+    return escape_name(", ".join(words) + more)
 
 
 def finding_to_json(finding: "NonFiniteFinding", images: "Sequence[StepImage]") -> dict[str, Any]:
@@ -107,7 +107,7 @@ class BlackBox:
         """Where the last step went wrong, or how to find out, and what to do."""
         run = self.prepared.run
         finding = self.probe and find_first_nonfinite(
-            self.probe.find(metrics.loss, metrics.grad_norm),
+            self.probe.find_nonfinite(metrics.loss, metrics.grad_norm),
             self.session.rank_context,
             self.prepared.plan,
         )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.assemble.rank_context import RankContext
-from phalanx.catalog.models import load_sizes
+from phalanx.catalog.models import read_model_sizes
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.schema import Config
 from phalanx.engine.dynamic_loss_scale import DynamicLossScale
@@ -132,7 +132,7 @@ def _explain_misfit(
             return f"{misfit}: --data names other data, {way_out}"
         return f"it has no {head} that fits: {way_out}"
     trained = [t.numel() for n, t in found.items() if not n.endswith(_STATISTICS)]
-    alike = [name for name, size in load_sizes().items() if size.parameters == sum(trained)]
+    alike = [name for name, size in read_model_sizes().items() if size.parameters == sum(trained)]
     if alike and config.model.model not in alike:
         return f"it has as many parameters as {' and '.join(alike)}: try --model {alike[0]}"
     return (

@@ -16,7 +16,7 @@ from phalanx.engine.consensus import Consensus
 from phalanx.engine.replica_statistics import ReplicaStatistics
 from phalanx.engine.replicas import build_replica_passes, build_turn
 from phalanx.engine.stages import build_stage_turn
-from phalanx.engine.state import TrainState, sum_bits
+from phalanx.engine.state import TrainState, checksum_weights
 from phalanx.engine.step import (
     ForwardBackward,
     GatherNorms,
@@ -101,7 +101,7 @@ class RankContext:
         """Raise NetworkError if the weights of ranks, which make the same updates, differ."""
         if self.ranks is None:
             return
-        sums, stages = self.gather(sum_bits(state.model)), self.layout.stages
+        sums, stages = self.gather(checksum_weights(state.model)), self.layout.stages
         for rank, bits in enumerate(sums):
             first = rank % stages  # the same stage of the first pipeline
             if bits != sums[first]:

@@ -71,7 +71,9 @@ def replay(prepared: PreparedRun, step: int) -> Replay:
         metrics = session.train_step(next(batches), plan.lr(step - 1), probe=probe).tolist()
         images = tuple(session.feed.list_step_images(step))
     loss, grad_norm, top1 = metrics  # tolist has waited for the device
-    finding = find_first_nonfinite(probe.find(loss, grad_norm), session.rank_context, plan)
+    finding = find_first_nonfinite(
+        probe.find_nonfinite(loss, grad_norm), session.rank_context, plan
+    )
     # with an automatic loss scale such a step is skipped
     spoilt = finding is not None and finding.what == "gradient" and state.scaler is None
     return Replay(

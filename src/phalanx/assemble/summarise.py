@@ -44,7 +44,9 @@ def gather_run_end(session: Session) -> RunEnd:
     rises, state = session.rank_context.gather(session.memory.measure_rise()), session.state
     own = {name: tensor.detach().cpu() for name, tensor in state.model.state_dict().items()}
     return RunEnd(
-        state.gather_to_first(own) if state.gather_to_first else own, state.sum_counts(), rises
+        state.gather_to_first(own) if state.gather_to_first else own,
+        state.sum_rounding_counts(),
+        rises,
     )
 
 

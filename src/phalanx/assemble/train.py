@@ -55,7 +55,7 @@ from phalanx.report.console import Console
 from phalanx.report.page import write_report
 from phalanx.report.records import Records, read_averaged_top1, read_scores
 from phalanx.report.summary import Summary, write_summary
-from phalanx.report.terminal import clean_name
+from phalanx.report.terminal import escape_name
 from phalanx.signals import StopRequest, listen_for_signals
 from phalanx.trackers.choice import choose_trackers
 from phalanx.trackers.processes import Trackers, tracking
@@ -307,7 +307,7 @@ def build_loop_dependencies(training: TrainingRun) -> LoopDependencies:
     def describe_images(step: int) -> str:
         names = [image.name for image in feed.list_step_images(step)]
         more = len(names) - _IMAGES_SHOWN
-        shown = clean_name(", ".join(names[:_IMAGES_SHOWN]))
+        shown = escape_name(", ".join(names[:_IMAGES_SHOWN]))
         return shown + (f" and {more:,} more" if more > 0 else "")
 
     deps = LoopDependencies(
@@ -344,7 +344,7 @@ def _collect_findings(training: TrainingRun) -> None:
         for split, checksums in one.items():
             merged[split] = np.maximum(merged[split], checksums) if split in merged else checksums
     state.image_checksums = merged
-    state.throughput = Throughput.slowest(gather(state.throughput))
+    state.throughput = Throughput.combine(gather(state.throughput))
 
 
 def _score_checkpoints(training: TrainingRun, deps: LoopDependencies) -> None:

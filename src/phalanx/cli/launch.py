@@ -33,7 +33,7 @@ from phalanx.launch.hosts import (
 from phalanx.launch.job_files import JOB_FILES, Job, format_job_file
 from phalanx.launch.run import refuse_missing_programs, refuse_unreachable, run_lines
 from phalanx.plan.pipeline import count_stages, plan_pipeline
-from phalanx.report.terminal import clean, raw_stream, silence
+from phalanx.report.terminal import escape_text, raw_stream, silence
 from phalanx.units import format_plural
 
 if TYPE_CHECKING:
@@ -334,7 +334,7 @@ def _start(launcher: str, rank_command: RankCommand, *, dry_run: bool) -> int:
         stream = raw_stream(sys.stderr if is_error else sys.stdout)
         with lock:
             try:
-                print(clean(f"[{host}] {text}" if tags else text), file=stream, flush=True)
+                print(escape_text(f"[{host}] {text}" if tags else text), file=stream, flush=True)
             except OSError:  # nobody listens any more, and the ranks go on in silence
                 silence(stream)
 
@@ -359,7 +359,7 @@ def _describe_job(own: ParsedArgs, inner: _Inner, rank_command: RankCommand, lin
     return Job(
         command=rank_command,
         name=f"phalanx-{Path(preset or inner.name).stem}",
-        line=clean(line).replace("\n", " "),
+        line=escape_text(line).replace("\n", " "),
         run_dir=inner.flags.get("run-dir"),
         resumes=trains and not resumed,
         plugin=inner.flags.get("plugin"),

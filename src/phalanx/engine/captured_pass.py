@@ -25,7 +25,7 @@ class _PassInput(NamedTuple):
     images: Tensor
     targets: list[Targets]  # of each micro-batch
     firsts: list[Tensor]  # places in the training stream, int64
-    factor: Tensor | None  # of the loss, as `PassParts.find_factor` has it
+    factor: Tensor | None  # of the loss, as `PassParts.find_loss_factor` has it
 
     def tensors(self) -> list[Tensor]:
         """Every tensor, always in the same order."""
@@ -112,7 +112,7 @@ class CapturedPass:
         parts, device = self._parts, batches[0].labels.device
         mixes = parts.draw_mixes(batches)
         firsts = torch.tensor([batch.first for batch in batches]).pin_memory()
-        factor = parts.find_factor(loss_scale)
+        factor = parts.find_loss_factor(loss_scale)
         if isinstance(factor, float):
             factor = torch.full((), factor, device=device)
         return _PassInput(
@@ -126,7 +126,7 @@ class CapturedPass:
         """Forward and backward; what a graph captures, too."""
         logits = self._parts.forward(given.images, given.firsts)
         with RANGES("loss"):
-            loss, totals = self._parts.measure(logits, given.targets, given.factor)
+            loss, totals = self._parts.compute_loss(logits, given.targets, given.factor)
         with RANGES("backward"):
             loss.backward()
         return totals

@@ -100,9 +100,12 @@ class _StageTurn:
         if not links.is_last:
             links.send_output(output)
             return _Held(x, output)
-        targets, factor = parts.mix_targets(batches, mixes), parts.find_factor(self._loss_scale)
+        targets, factor = (
+            parts.mix_targets(batches, mixes),
+            parts.find_loss_factor(self._loss_scale),
+        )
         with RANGES("loss"):
-            loss, totals = parts.measure(output, targets, factor)
+            loss, totals = parts.compute_loss(output, targets, factor)
         self.totals += totals
         return _Held(x, loss)
 

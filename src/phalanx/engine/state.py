@@ -85,7 +85,7 @@ class Throughput:
         self.wait_s += wait_s
 
     @staticmethod
-    def slowest(ranks: Sequence["Throughput"]) -> "Throughput":
+    def combine(ranks: Sequence["Throughput"]) -> "Throughput":
         """The throughput of ranks that train together: their images, with the longest times."""
         busy, wait = max(r.busy_s for r in ranks), max(r.wait_s for r in ranks)
         return Throughput(ranks[0].images, busy, wait)
@@ -142,7 +142,7 @@ class TrainState:
             half = self.half
             yield None if half is None else stack.enter_context(half.in_float32(self.step))
 
-    def after_update(self, counts: Tensor | None) -> None:
+    def record_update(self, counts: Tensor | None) -> None:
         """Add an update to the weight average and the rounding counts, without waiting for it."""
         if self.average is not None:
             self.average.update(self.step)
@@ -157,7 +157,7 @@ class TrainState:
         if self.replica_statistics is not None:
             self.replica_statistics.load_mean_statistics()
 
-    def sum_counts(self) -> Tensor | None:
+    def sum_rounding_counts(self) -> Tensor | None:
         """The rounding counts of the whole model, in the first stage; all stages must call it."""
         own = self.rounding_counts
         if self.gather_to_first is None or self.half is None:
@@ -172,7 +172,7 @@ class TrainState:
 
         If the model has stages, all of them must call it.
         """
-        counts = self.sum_counts()
+        counts = self.sum_rounding_counts()
         return {
             "step": self.step,
             "scores": {str(step): top1 for step, top1 in self.scores.items()},
@@ -221,7 +221,7 @@ def hash_weights(tensors: dict[str, Tensor]) -> str:
 
 
 @torch.no_grad()
-def sum_bits(model: nn.Module) -> int:
+def checksum_weights(model: nn.Module) -> int:
     """A quick checksum of a model's weights, on any device. Waits for the device."""
     integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     sums = [w.view(integers[w.element_size()]).sum(dtype=torch.int64) for w in model.parameters()]

@@ -140,7 +140,7 @@ class TrainingLoop:
                 throughput.add(images=plan.global_batch, busy_s=busy_s, wait_s=self._wait_s)
         deps.observer.on_step(step)
         if logging:
-            deps.observer.on_log(state, Throughput.slowest(deps.consensus.gather(self._interval)))
+            deps.observer.on_log(state, Throughput.combine(deps.consensus.gather(self._interval)))
             state.sums, self._interval = MetricSums(), Throughput()
         if plan.evaluate.is_due(step) and not stop:
             _score_if_due(state, plan, deps)

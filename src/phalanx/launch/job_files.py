@@ -32,7 +32,7 @@ class Job:
 
 def _format_sbatch(job: Job) -> str:
     """A batch script; training that is preempted saves, is requeued, and continues."""
-    layout, name = job.command.layout, _clean_name(job.name)
+    layout, name = job.command.layout, _make_job_name(job.name)
     options = {
         "job-name": name,
         "nodes": layout.nodes,
@@ -92,7 +92,7 @@ def _choose_args(job: Job) -> tuple[str, str]:
 
 def _format_pytorchjob(job: Job) -> str:
     """A manifest for Kubeflow's training operator: a pod for each host, restarted on failure."""
-    layout, name = job.command.layout, _clean_name(job.name)
+    layout, name = job.command.layout, _make_job_name(job.name)
     workers = (layout.nodes or 1) - 1
     pods = {"Master": _describe_pods(job, 1)}
     if workers:
@@ -136,7 +136,7 @@ def _describe_pods(job: Job, count: int) -> dict[str, Any]:
     if job.uses_gpus:
         container["resources"] = {"limits": {"nvidia.com/gpu": layout.ranks_per_host}}
     volumes = [
-        {"name": "work", "persistentVolumeClaim": {"claimName": _clean_name(job.name)}},
+        {"name": "work", "persistentVolumeClaim": {"claimName": _make_job_name(job.name)}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},  # workers pass batches through it
     ]
     pod = {
@@ -156,17 +156,17 @@ def _format_pod_script(job: Job) -> str:
     if not job.resumes:
         return f"{torchrun} {shlex.join(job.command.args)}"
     first, again = _choose_args(job)
-    run = shlex.quote(job.run_dir or f"runs/{_clean_name(job.name)}")
+    run = shlex.quote(job.run_dir or f"runs/{_make_job_name(job.name)}")
     return (
         f'run={run}; if [ -e "$run/run.json" ]; then set -- {again}; else set -- {first}; fi; '
         f'{torchrun} "$@"'
     )
 
 
-def _clean_name(name: str) -> str:
+def _make_job_name(name: str) -> str:
     """A name that Slurm and Kubernetes accept.
 
-    >>> _clean_name("My_preset.yaml")
+    >>> _make_job_name("My_preset.yaml")
     'my-preset-yaml'
     """
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:50] or "phalanx"

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from phalanx.errors import NetworkError, RanksLost
-from phalanx.escapes import clean
+from phalanx.escapes import escape_text
 
 _PEERS_S = 2.0  # for the other ranks to report where they hang, before this one ends
 _LAST_WORDS_S = 10.0  # to report, in case a disk or the reader of stderr hangs, too
@@ -84,7 +84,7 @@ class Watchdog:
         code = NetworkError.exit_code
         try:
             head = f"{self._who}: no progress for {self._seconds:g} s, in {place}"
-            data = clean("\n".join([head, *_describe_threads(), ""])).encode(errors="replace")
+            data = escape_text("\n".join([head, *_describe_threads(), ""])).encode(errors="replace")
             with suppress(OSError):
                 os.write(2, data)  # in one call: other ranks write at the same time
             if self._report is not None:
@@ -96,7 +96,7 @@ class Watchdog:
                 gone = "another rank, or the network, is gone or hangs"
                 last_line = f"phalanx: {self._who}: {gone}; continue with: {command}\n"
                 with suppress(OSError):
-                    os.write(2, clean(last_line).encode(errors="replace"))
+                    os.write(2, escape_text(last_line).encode(errors="replace"))
             time.sleep(_PEERS_S)
         finally:
             os._exit(code)

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from phalanx.disk import disk_errors
 from phalanx.report.records import LogRow, ScoreRow
-from phalanx.report.terminal import clean, clean_redirected, fail_later, raw_stream, silence
+from phalanx.report.terminal import clean_redirected, escape_text, fail_later, raw_stream, silence
 from phalanx.units import format_count, format_plural, format_seconds
 
 _REFRESH_S = 0.1
@@ -79,7 +79,7 @@ class Console:
     def print(self, text: str, *, style: str = "") -> None:
         """Print one or several lines."""
         for line in text.split("\n"):
-            printable = clean(line.expandtabs())
+            printable = escape_text(line.expandtabs())
             self._append_to_log(printable)
             self._print_line(printable, style)
 

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from phalanx.errors import DiskError
-from phalanx.escapes import clean, clean_name
+from phalanx.escapes import escape_name, escape_text
 
 __all__ = [
     "ReaderLeft",
-    "clean",
-    "clean_name",
     "clean_redirected",
     "cleaned_output",
     "drawing_stream",
+    "escape_name",
+    "escape_text",
     "raw_stream",
     "silence",
 ]
@@ -47,7 +47,7 @@ class _OutputStream:
     def write(self, text: str) -> int:
         """Write text; returns its length."""
         try:
-            self.stream.write(clean(text) if self._cleans else text)
+            self.stream.write(escape_text(text) if self._cleans else text)
         except OSError as cause:
             self._fail(cause)
         return len(text)
