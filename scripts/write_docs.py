@@ -191,7 +191,7 @@ def option_row(option: Option) -> str:
     aliases = f" Also `--{'`, `--'.join(option.aliases)}`." if option.aliases else ""
     cells = (
         f"`--{option.name}`",
-        f"{option.wants}{limits}",
+        f"{option.expected_values}{limits}",
         option.auto or ("none" if option.default is None else f"`{option.default}`"),
         "yes" if option.resumable else "no",
         option.help + aliases,

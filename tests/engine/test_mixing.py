@@ -62,7 +62,7 @@ def test_mixup_labels_are_those_of_the_image_before():
 
 def test_cutmix_pastes_a_quarter_of_the_image_two_places_on():  # the ancestors' test: 0.75
     box = place_box(0.75, height=8, width=8, seed=0, first=0)
-    pasted, area = paste_box(plain_images(1.0, 2.0, 3.0), box), box.left
+    pasted, area = paste_box(plain_images(1.0, 2.0, 3.0), box), box.kept_share
     assert area == 0.75
     sums = pasted.sum((1, 2, 3)) / 3
     assert sums.tolist() == [48 * 1 + 16 * 2, 48 * 2 + 16 * 3, 48 * 3 + 16 * 1]
@@ -77,8 +77,8 @@ def test_the_box_lies_inside_anywhere_and_its_real_area_counts():
         box = place_box(0.7, height=9, width=9, seed=1, first=first)
         pasted = paste_box(plain_images(0.0, 1.0, 0.0, size=9), box)[0, 0].nonzero()
         corners.add(tuple(pasted[0].tolist()))
-        areas.add(box.left)
-        assert len(pasted) == round((1 - box.left) * 81)
+        areas.add(box.kept_share)
+        assert len(pasted) == round((1 - box.kept_share) * 81)
     assert areas == {1 - 25 / 81}  # sides of 0.5477 x 9, rounded
     assert corners == {(top, left) for top in range(5) for left in range(5)}
 

@@ -35,8 +35,8 @@ class RunEnd(NamedTuple):
     """What must be gathered from all ranks at the end of a run."""
 
     weights: dict[str, Tensor]  # of the whole model, on the rank that writes
-    counts: Tensor | None  # of roundings, on the same rank
-    rises: list[int | None]  # by how many bytes the memory of each rank rose
+    rounding_counts: Tensor | None  # of roundings, on the same rank
+    memory_rises: list[int | None]  # by how many bytes the memory of each rank rose
 
 
 def gather_run_end(session: Session) -> RunEnd:
@@ -56,7 +56,7 @@ def summarise_run(prepared: PreparedRun, session: Session, end: RunEnd) -> Summa
     best = choose_best_step(run.checkpoints, state.scores)
     newest = find_newest_checkpoint(run.checkpoints)
     row = next(iter(read_scores(run.path)[-1:]), None)
-    memory = describe_memory(end.rises, prepared.config, plan)
+    memory = describe_memory(end.memory_rises, prepared.config, plan)
     return Summary(
         steps=state.step,
         epochs=plan.epochs,
@@ -74,7 +74,7 @@ def summarise_run(prepared: PreparedRun, session: Session, end: RunEnd) -> Summa
         finished=True,
         input=_describe_input(session),
         averaged_top1=read_averaged_top1(run.path).get(state.step),
-        numerics=_describe_numerics(state, plan, end.counts),
+        numerics=_describe_numerics(state, plan, end.rounding_counts),
         memory=memory[0],
         memory_by_stage=memory if len(memory) > 1 else (),
     )

@@ -326,7 +326,7 @@ def _describe_error(option: Option, detail: ErrorDetails) -> str:
             return f"no choice is called {value!r}; {other or suggest(str(value), option.choices)}"
         case "value_error":
             return str(context["error"])
-    return f"expected {option.wants}, got {value!r}"
+    return f"expected {option.expected_values}, got {value!r}"
 
 
 def dump_config(config: Config) -> str:

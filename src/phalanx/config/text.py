@@ -54,7 +54,7 @@ def parse_option_text(name: str, text: str) -> Any:
     option = OPTIONS[name]
     if option.optional and text.lower() in ("null", "none", *_AUTO * (option.type is not str)):
         return None
-    wanted = f"expected {option.wants}, got {text!r}"
+    wanted = f"expected {option.expected_values}, got {text!r}"
     if option.type is bool:
         if text.lower() in _TRUE_WORDS + FALSE_WORDS:
             return text.lower() in _TRUE_WORDS
@@ -230,7 +230,7 @@ def parse_option_node(name: str, node: yaml.Node) -> Any:
     try:
         return loader.construct_object(node)
     except (ValueError, yaml.YAMLError):
-        raise ValueError(f"expected {option.wants}, got {node.value!r}") from None
+        raise ValueError(f"expected {option.expected_values}, got {node.value!r}") from None
     finally:
         loader.dispose()
 

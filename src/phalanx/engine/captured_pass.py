@@ -34,7 +34,7 @@ class _PassInput(NamedTuple):
         return [part for part in found if isinstance(part, Tensor)]
 
     @property
-    def kind(self) -> tuple[Any, ...]:
+    def signature(self) -> tuple[Any, ...]:
         """What a graph is captured for: the shapes, and which of the tensors there are."""
         targets = tuple(
             tuple(len(labels) - labels.count(None) for labels in target) for target in self.targets
@@ -89,10 +89,10 @@ class CapturedPass:
         given = self._prepare(batches, loss_scale)
         held = [weight.grad for weight in self._weights]
         adds = any(gradient is not None for gradient in held)
-        kind = (given.kind, adds)
+        kind = (given.signature, adds)
         if kind not in self._captures:
-            self._plain[given.kind] = self._plain.get(given.kind, 0) + 1
-            if self._plain[given.kind] <= _PLAIN_PASSES:
+            self._plain[given.signature] = self._plain.get(given.signature, 0) + 1
+            if self._plain[given.signature] <= _PLAIN_PASSES:
                 return self._run(given)
             if adds and not self._owns(held):
                 return self._run(given)

@@ -46,19 +46,19 @@ FileContent = bytes | Iterable[memoryview]  # the whole file, or its pieces
 
 def write_checkpoint(folder: Path, step: int, files: Mapping[str, FileContent]) -> Path:
     """Write the checkpoint of a step, in training."""
-    return write_checkpoint_as(folder, _name_step(step), files, place="--run-dir")
+    return write_checkpoint_as(folder, _name_step(step), files, noun="--run-dir")
 
 
 def write_checkpoint_as(
-    folder: Path, name: str, files: Mapping[str, FileContent], *, place: str = "folder"
+    folder: Path, name: str, files: Mapping[str, FileContent], *, noun: str = "folder"
 ) -> Path:
     """Write a checkpoint; it gets its name only after all bytes were read back and compared.
 
-    place: what the user can choose another of if the disk refuses it.
+    noun: what the user can choose another of if the disk refuses it.
     """
     target = folder / name
     part = folder / f"{_PART}{target.name}"
-    with disk_errors(target, place):
+    with disk_errors(target, noun):
         shutil.rmtree(part, ignore_errors=True)
         if not folder.exists():
             folder.mkdir(parents=True)
@@ -73,7 +73,7 @@ def write_checkpoint_as(
             _check_file(part / file, expected)
     except CheckpointError as error:
         raise DiskError(f"{target}: what was written does not read back ({error})") from error
-    with disk_errors(target, place):
+    with disk_errors(target, noun):
         if target.exists():
             _remove(target)
         part.rename(target)

@@ -50,7 +50,7 @@ Targets = tuple[WeightedLabels, ...]
 class Mix(NamedTuple):
     """The random draws for a micro-batch: how its images and labels are mixed."""
 
-    own: Tensor | None  # [N], the weight of each image itself in mixup
+    own_weights: Tensor | None  # [N], the weight of each image itself in mixup
     box: "_Box | None"  # of cutmix
     repeats: int  # copies of each image in a row: partners are that many times further away
 
@@ -60,7 +60,7 @@ class _Box(NamedTuple):
 
     rows: slice
     columns: slice
-    left: float  # share of the area
+    kept_share: float  # of the area of the image
 
 
 def draw_mix(batch: "_Images", *, first: int, seed: int, mixing: Mixing) -> Mix:
@@ -91,8 +91,8 @@ class _Images(Protocol):
 
 def mix_images(images: Tensor, mix: Mix) -> Tensor:
     """The images as the model sees them."""
-    if mix.own is not None:
-        images = mix_up(images, mix.own, _MIXUP_PARTNER * mix.repeats)
+    if mix.own_weights is not None:
+        images = mix_up(images, mix.own_weights, _MIXUP_PARTNER * mix.repeats)
     if mix.box is not None:
         images = paste_box(images, mix.box, _CUTMIX_PARTNER * mix.repeats)
     return images
@@ -101,11 +101,14 @@ def mix_images(images: Tensor, mix: Mix) -> Tensor:
 def mix_labels(labels: Tensor, mix: Mix) -> Targets:
     """The weighted labels of mixed images."""
     targets: Targets = (WeightedLabels(labels),)
-    if mix.own is not None:
+    if mix.own_weights is not None:
         others = _roll(labels, _MIXUP_PARTNER * mix.repeats)
-        targets = (WeightedLabels(labels, mix.own), WeightedLabels(others, 1 - mix.own))
+        targets = (
+            WeightedLabels(labels, mix.own_weights),
+            WeightedLabels(others, 1 - mix.own_weights),
+        )
     if mix.box is not None:
-        targets = weight_targets_by_area(targets, mix.box.left, _CUTMIX_PARTNER * mix.repeats)
+        targets = weight_targets_by_area(targets, mix.box.kept_share, _CUTMIX_PARTNER * mix.repeats)
     return targets
 
 
