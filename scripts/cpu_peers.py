@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.assemble.dataset_summary import plan_run
-from phalanx.assemble.score import open_untrained
+from phalanx.assemble.score import open_untrained_model
 from phalanx.assemble.session import Session
 from phalanx.bench.paired_ratio import measure_pairs
 from phalanx.bench.result import collect_bench_environment
@@ -144,7 +144,7 @@ def pair_inference(job: Job, folder: Path) -> tuple[_Work, _Work, str]:
     """Our forward pass, onnxruntime's with the same weights, and a description."""
     import onnxruntime
 
-    session = open_untrained(read_settings("synthetic-resnet50", job.flags()))
+    session = open_untrained_model(read_settings("synthetic-resnet50", job.flags()))
     give_statistics(session)
     model = session.find_scoring_model()
     size = session.plan.image_size

@@ -97,14 +97,14 @@ def rate_of(steps: Iterator[Any], images: int, seconds: float, settle: Callable[
 def measure(words: argparse.Namespace) -> Iterator[Rates]:
     """One row for each number of workers."""
     from phalanx.assemble.dataset_summary import build_input_spec, plan_run
-    from phalanx.assemble.find_data import read_with_data
+    from phalanx.assemble.find_data import read_settings_with_data
     from phalanx.assemble.session import Session  # imports torch, which bare processes do not need
     from phalanx.bench.synthetic_steps import synchronise
     from phalanx.data.loading.loader import Loader
 
     given = {name: getattr(words, name.replace("-", "_")) for name in OPTIONS}
     options = {name: value for name, value in given.items() if value}
-    settings = read_with_data(None, {**options, "data-dir": words.dir})
+    settings = read_settings_with_data(None, {**options, "data-dir": words.dir})
     plan, config = replace(plan_run(settings)[0], total_steps=10**6), settings.config
     spec, session, seconds = build_input_spec(config, plan), Session(config, plan), words.seconds
     images, cores = plan.global_batch, count_cores()

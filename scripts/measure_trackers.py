@@ -18,7 +18,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from phalanx.assemble.prepare import prepare_new
+from phalanx.assemble.prepare import prepare_new_run
 from phalanx.assemble.train import open_training
 from phalanx.bench.overhead import _phalanx_block
 from phalanx.bench.paired_ratio import measure_pairs
@@ -44,7 +44,7 @@ def main() -> None:
         flags = {"run-dir": str(Path(folder) / "run"), "steps": steps}
         # a longer run has more epochs, and logs as often in each
         settings = read_settings("demo", {**flags, **dict.fromkeys(names, "true")})
-        prepared = prepare_new(settings, line="measure")
+        prepared = prepare_new_run(settings, line="measure")
         silence = stack.enter_context(open(os.devnull, "w"))
         training = open_training(prepared, stack, stream=silence)
         chosen = choose_trackers(prepared.config)

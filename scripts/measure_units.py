@@ -47,7 +47,7 @@ def measure_unevenness(name: str, costs: dict[str, float], times: dict[str, floa
     """The time of the costliest stage over the average, for stages chosen by costs."""
     flags = {"model": name, "shards": str(stages), "pipeline": "true", "data": "synthetic"}
     starts = choose_starts(read_settings("imagenet-resnet50", flags).config, costs)
-    parts = Pipeline(starts=starts, schedule="Grouped").cut([*costs])
+    parts = Pipeline(starts=starts, schedule="Grouped").split_units([*costs])
     sums = [sum(times[unit] for unit in part) for part in parts]
     return max(sums) / (sum(sums) / stages)
 

@@ -10,7 +10,7 @@ from phalanx.catalog.models import (
     SIZES_FILE,
     describe_variant,
     find_old_names,
-    load_sizes,
+    read_model_sizes,
 )
 from phalanx.catalog.other_trainers import TRAINERS
 from phalanx.config.presets import (
@@ -191,7 +191,7 @@ def option_row(option: Option) -> str:
     aliases = f" Also `--{'`, `--'.join(option.aliases)}`." if option.aliases else ""
     cells = (
         f"`--{option.name}`",
-        f"{option.wants}{limits}",
+        f"{option.expected_values}{limits}",
         option.auto or ("none" if option.default is None else f"`{option.default}`"),
         "yes" if option.resumable else "no",
         option.help + aliases,
@@ -202,7 +202,7 @@ def option_row(option: Option) -> str:
 def models_page() -> str:
     """docs/models.md: all models that come with Phalanx, by family."""
     tables: dict[str, list[str]] = {}
-    for name in load_sizes():
+    for name in read_model_sizes():
         tables.setdefault(MODELS[name].family, []).append(model_row(name))
     head = "| model | parameters | MACs | image | classes | what it is | also called |"
     head += "\n|---|---:|---:|---:|---:|---|---|"
@@ -212,7 +212,7 @@ def models_page() -> str:
 
 def model_row(name: str) -> str:
     """One row of a table of models."""
-    variant, size = MODELS[name], load_sizes()[name]
+    variant, size = MODELS[name], read_model_sizes()[name]
     cells = (
         f"`{name}`",
         f"{size.parameters:,}",
@@ -475,7 +475,7 @@ def write(path: Path, text: str) -> None:
 
 if __name__ == "__main__":
     write(Path(str(SIZES_FILE)), sizes_text())
-    load_sizes.cache_clear()
+    read_model_sizes.cache_clear()
     write(DOCS / "options.md", options_page())
     write(DOCS / "models.md", models_page())
     write(DOCS / "other-trainers.md", other_trainers_page())

@@ -11,10 +11,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 from hypothesis import settings
 
-from phalanx.assemble.torch_setup import avoid_missing_instructions
+from phalanx.assemble.torch_setup import disable_amx_on_virtual_machines
 from small_runs import make_digits
 
-avoid_missing_instructions()  # before any test of this process makes a product
+disable_amx_on_virtual_machines()  # before any test of this process makes a product
 
 # the same examples in every run: a test that fails now and then says nothing of a change
 settings.register_profile("same", derandomize=True, deadline=None, database=None)

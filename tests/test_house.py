@@ -312,7 +312,9 @@ def is_torch_free(path: Path) -> bool:
         "trackers",
         "data",
     )
-    before_torch = "prepare scorable fork dataset_summary find_data blackbox environment signals"
+    before_torch = (
+        "prepare scoring_target fork dataset_summary find_data blackbox environment signals"
+    )
     single = (f"assemble/{name}.py" for name in before_torch.split())
     single = ("engine/checkpoint_store.py", *single)
     single = ("parallel/supervisor.py", "parallel/watchdog.py", *single)

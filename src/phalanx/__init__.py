@@ -39,9 +39,9 @@ def train(
 
     fork_schedule: "continue", which is the default, or "restart" the schedule of a fork.
     """
-    from phalanx.assemble.find_data import fetch_missing, read_with_data
+    from phalanx.assemble.find_data import fetch_missing_dataset, read_settings_with_data
     from phalanx.assemble.fork import prepare_fork
-    from phalanx.assemble.prepare import prepare_new, prepare_resume, remake_finished
+    from phalanx.assemble.prepare import prepare_new_run, prepare_resume, rebuild_finished_report
     from phalanx.errors import ConfigError
 
     flags, line = _flags(options), "phalanx.train()"
@@ -50,21 +50,23 @@ def train(
     if fork_schedule is not None and fork is None:
         raise ConfigError("--fork-schedule: goes with --fork RUN; leave it out")
     if resume is not None:
-        finished = remake_finished(_path(resume), flags)
+        finished = rebuild_finished_report(_path(resume), flags)
         if finished is not None:
             return finished
         prepared = prepare_resume(_path(resume), flags, accept_changed_data=accept_changed_data)
     elif fork is not None:
         prepared = prepare_fork(_path(fork), flags, line=line, schedule=fork_schedule)
     else:
-        prepared = prepare_new(fetch_missing(read_with_data(preset, flags), print), line=line)
+        prepared = prepare_new_run(
+            fetch_missing_dataset(read_settings_with_data(preset, flags), print), line=line
+        )
     if prepared.plan.layout.ranks > 1:
         return _train_on_ranks(prepared, flags if resume is not None else {})
-    from phalanx.assemble.torch_setup import settings_restored
+    from phalanx.assemble.torch_setup import preserve_torch_settings
     from phalanx.assemble.train import train as run
     from phalanx.lightning.engine_choice import choose_fit
 
-    with settings_restored():
+    with preserve_torch_settings():
         summary = run(prepared, fit=choose_fit(prepared.config))
     assert summary is not None  # nobody else writes
     return summary
@@ -91,9 +93,9 @@ def validate(run: PathLike, *, checkpoint: str | int | None = None, **options: A
 
     checkpoint: "last", "best" or a step of the run; the best one if it is known, else the last.
     """
-    from phalanx.assemble.scorable import ScorableCheckpoint, read_target
-    from phalanx.assemble.score import open_untrained, score, score_checkpoint
-    from phalanx.assemble.torch_setup import settings_restored
+    from phalanx.assemble.score import open_untrained_model, score, score_checkpoint
+    from phalanx.assemble.scoring_target import ScorableCheckpoint, read_target
+    from phalanx.assemble.torch_setup import preserve_torch_settings
     from phalanx.errors import ConfigError
 
     if options.get("devices", 1) not in (1, "1", None):
@@ -102,18 +104,18 @@ def validate(run: PathLike, *, checkpoint: str | int | None = None, **options: A
             f"it out, or run: phalanx validate {_path(run)} --devices {options['devices']}"
         )
     found = read_target(str(_path(run)), _flags(options), wanted=_choice(checkpoint))
-    with settings_restored():
+    with preserve_torch_settings():
         if isinstance(found, ScorableCheckpoint):
             return score_checkpoint(found).row
-        return score(open_untrained(found)).row
+        return score(open_untrained_model(found)).row
 
 
 def plan(preset: str | None = None, **options: Any) -> "Plan":
     """Every number derived from a preset or file and options."""
     from phalanx.assemble.dataset_summary import plan_run
-    from phalanx.assemble.find_data import read_with_data
+    from phalanx.assemble.find_data import read_settings_with_data
 
-    return plan_run(read_with_data(preset, _flags(options)))[0]
+    return plan_run(read_settings_with_data(preset, _flags(options)))[0]
 
 
 def load(run: PathLike, *, checkpoint: str | int | None = None, **options: Any) -> "LoadedModel":
@@ -121,12 +123,12 @@ def load(run: PathLike, *, checkpoint: str | int | None = None, **options: Any) 
 
     checkpoint: "last", "best" or a step of the run; the best one if it is known, else the last.
     """
-    from phalanx.assemble.scorable import read_checkpoint
     from phalanx.assemble.score import LoadedModel
-    from phalanx.assemble.torch_setup import settings_restored
+    from phalanx.assemble.scoring_target import read_checkpoint
+    from phalanx.assemble.torch_setup import preserve_torch_settings
 
     found = read_checkpoint(_path(run), _flags(options), wanted=_choice(checkpoint))
-    with settings_restored():
+    with preserve_torch_settings():
         return LoadedModel(found)
 
 
@@ -171,10 +173,10 @@ def export(
     found = read_export_source(
         str(_path(run)), flags, wanted=_choice(checkpoint), averaged=own.averaged
     )
-    from phalanx.assemble.torch_setup import settings_restored
+    from phalanx.assemble.torch_setup import preserve_torch_settings
     from phalanx.export.run import export_model
 
-    with settings_restored():
+    with preserve_torch_settings():
         return export_model(found, own, images=given, needs_data="data-dir" in flags)
 
 

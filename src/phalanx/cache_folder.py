@@ -22,7 +22,7 @@ def find_user_cache() -> Path | None:
     return None
 
 
-def make_writable(*folders: Path) -> None:
+def ensure_writable(*folders: Path) -> None:
     """Create missing folders; OSError if one cannot be created or written to."""
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)

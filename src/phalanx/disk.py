@@ -12,14 +12,14 @@ from pathlib import Path
 from phalanx.errors import DiskError
 from phalanx.units import format_bytes
 
-_NO_PERMISSION = "no permission; make it writable, or choose another {place}"
+_NO_PERMISSION = "no permission; make it writable, or choose another {noun}"
 _MAKE_ROOM = "free some space, then repeat the command (a run is continued with --resume)"
 _DISK_MISTAKES = {
     errno.EACCES: _NO_PERMISSION,
     errno.EPERM: _NO_PERMISSION,
-    errno.EROFS: "the file system is read-only; choose another {place}",
-    errno.ENOTDIR: "a part of this path is a file, not a folder; choose another {place}",
-    errno.ENAMETOOLONG: "the name is too long; choose a shorter {place}",
+    errno.EROFS: "the file system is read-only; choose another {noun}",
+    errno.ENOTDIR: "a part of this path is a file, not a folder; choose another {noun}",
+    errno.ENAMETOOLONG: "the name is too long; choose a shorter {noun}",
     errno.EDQUOT: f"your disk quota is used up; {_MAKE_ROOM}",
 }
 _PART = re.compile(
@@ -29,22 +29,22 @@ _FULL = {errno.ENOSPC: "no space left", errno.EDQUOT: "your disk quota is used u
 
 
 @contextmanager
-def disk_errors(path: Path, place: str = "folder") -> Iterator[None]:
+def disk_errors(path: Path, noun: str = "folder") -> Iterator[None]:
     """Context that turns an OSError into a DiskError with `path` and what to do.
 
-    place: what the user can choose another of, such as the option that named the folder.
+    noun: what the user can choose another of, such as the option that named the folder.
     """
     try:
         yield
     except OSError as cause:
-        raise DiskError(f"{path}: {_explain_disk_error(cause, path, place)}") from cause
+        raise DiskError(f"{path}: {_explain_disk_error(cause, path, noun)}") from cause
 
 
-def _explain_disk_error(error: OSError, path: Path, place: str) -> str:
+def _explain_disk_error(error: OSError, path: Path, noun: str) -> str:
     """What went wrong with a write, and what to do about it."""
     if error.errno == errno.ENOSPC:
         return f"no space left{describe_free_space(path)}; {_MAKE_ROOM}"
-    known = _DISK_MISTAKES.get(error.errno or 0, "").format(place=place)
+    known = _DISK_MISTAKES.get(error.errno or 0, "").format(noun=noun)
     return known or f"cannot be written ({error.strerror or error}); check the disk"
 
 

@@ -164,26 +164,26 @@ def join_problems(problems: Sequence[str]) -> ConfigError:
     return ConfigError("\n".join([f"{len(problems)} problems:", *(f"  {p}" for p in problems)]))
 
 
-def name_place(line: str, places: Mapping[str, str]) -> str:
+def name_location(line: str, locations: Mapping[str, str]) -> str:
     """The line with the flag it begins with replaced by where that option was given.
 
-    >>> name_place("--lr: too high", {"lr": "mine.yaml:3: lr"})
+    >>> name_location("--lr: too high", {"lr": "mine.yaml:3: lr"})
     'mine.yaml:3: lr: too high'
     """
     flag = re.match(r"--([a-z0-9-]+)", line)
-    place = places.get(flag[1]) if flag else None
-    return place + line[flag.end() :] if flag and place else line
+    location = locations.get(flag[1]) if flag else None
+    return location + line[flag.end() :] if flag and location else line
 
 
 class ProblemCollector:
     """Collects what parts refuse: `with problems.collect():` notes a ConfigError and goes on.
 
-    places: where each option was given, which a line then begins with instead of the flag.
+    locations: where each option was given, which a line then begins with instead of the flag.
     """
 
-    def __init__(self, places: Mapping[str, str]) -> None:
+    def __init__(self, locations: Mapping[str, str]) -> None:
         self.lines: list[str] = []
-        self._places = places
+        self._locations = locations
 
     @contextmanager
     def collect(self) -> Iterator[None]:
@@ -191,7 +191,7 @@ class ProblemCollector:
         try:
             yield
         except ConfigError as error:
-            self.lines += [name_place(line, self._places) for line in str(error).splitlines()]
+            self.lines += [name_location(line, self._locations) for line in str(error).splitlines()]
 
     def refuse(self) -> None:
         """Raise one ConfigError for all that was noted, if anything was."""

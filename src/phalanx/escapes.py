@@ -12,28 +12,28 @@ _STEERING = re.compile(
 )
 
 
-def clean(text: str) -> str:
+def escape_text(text: str) -> str:
     """The text with an escape for each character that steers a terminal.
 
     The escape is JSON's, so that JSON remains what it is.
 
-    >>> clean("a" + chr(27) + "[2J")
+    >>> escape_text("a" + chr(27) + "[2J")
     'a\\\\u001b[2J'
     """
     return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def clean_name(name: str) -> str:
+def escape_name(name: str) -> str:
     """A name as part of a line: it begins no line of its own.
 
-    >>> clean_name("a" + chr(10) + "b")
+    >>> escape_name("a" + chr(10) + "b")
     'a\\\\u000ab'
     """
-    return clean(name).replace("\n", "\\u000a").replace("\r", "\\u000d")
+    return escape_text(name).replace("\n", "\\u000a").replace("\r", "\\u000d")
 
 
-class _CleanStream:
-    """A stream whose text is cleaned; in all else it is the stream it is made of."""
+class _EscapingStream:
+    """A stream whose text is escaped; in all else it is the stream it is made of."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -43,10 +43,10 @@ class _CleanStream:
 
     def write(self, text: str) -> int:
         """Write a text."""
-        self._stream.write(clean(text))
+        self._stream.write(escape_text(text))
         return len(text)
 
 
-def clean_worker_stderr() -> None:
-    """Clean what a worker process prints: on its parent's terminal, past its parent's streams."""
-    sys.stderr = cast(TextIO, _CleanStream(sys.stderr))
+def escape_worker_stderr() -> None:
+    """Escape what a worker process prints: on its parent's terminal, past its parent's streams."""
+    sys.stderr = cast(TextIO, _EscapingStream(sys.stderr))

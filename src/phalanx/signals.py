@@ -24,7 +24,7 @@ def find_stop_signals() -> tuple[signal.Signals, ...]:
 
 
 @contextmanager
-def interrupting(*, whole_process: bool) -> Iterator[None]:
+def interrupt_on_signals(*, whole_process: bool) -> Iterator[None]:
     """A block that a signal interrupts; blocks inside it may listen instead.
 
     whole_process: the process ends with the block, and no signal may change how it ended.
@@ -32,16 +32,16 @@ def interrupting(*, whole_process: bool) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are somebody else's
         return
-    came: list[int] = []
+    received: list[int] = []
 
-    def take(number: int, frame: FrameType | None) -> None:
-        if came and number == signal.SIGINT:
+    def handle(number: int, frame: FrameType | None) -> None:
+        if received and number == signal.SIGINT:
             os._exit(EXIT_LEFT_AT_ONCE)
-        if not came:  # later ones must not disturb what the first one has to clean up
-            came.append(number)
+        if not received:  # later ones must not disturb what the first one has to clean up
+            received.append(number)
             raise Interrupted(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, take) for number in find_stop_signals()}
+    before = {number: signal.signal(number, handle) for number in find_stop_signals()}
     try:
         yield
     finally:
@@ -60,7 +60,7 @@ class StopRequest:
 
 
 @contextmanager
-def listening(
+def listen_for_signals(
     stop: StopRequest, *, leave: Callable[[], None], prints: bool = True
 ) -> Iterator[None]:
     """Take signals as requests to stop; `leave` puts the terminal right before an exit at once."""
@@ -68,7 +68,7 @@ def listening(
         yield  # a run inside somebody's thread: signals are theirs
         return
 
-    def take(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         if stop() and number == signal.SIGINT:
             leave()
             os._exit(EXIT_LEFT_AT_ONCE)
@@ -80,7 +80,7 @@ def listening(
             with suppress(OSError):  # after a hangup the terminal is gone
                 os.write(2, text.encode())
 
-    before = {number: signal.signal(number, take) for number in find_stop_signals()}
+    before = {number: signal.signal(number, handle) for number in find_stop_signals()}
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.assemble.build import _cut_stage
+from phalanx.assemble.build import _build_stage
 from phalanx.assemble.dataset_summary import plan_new_run
 from phalanx.config.read import read_settings
 from phalanx.errors import ConfigError
@@ -59,4 +59,4 @@ def test_a_network_that_is_more_than_its_units_is_not_cut(model, problem):
     _, plan, _ = plan_new_run(settings)
     plan = replace(plan, pipeline=replace(plan.pipeline, starts=("layer2",)))
     with pytest.raises(ConfigError, match=f"--pipeline-splits: the model cannot be cut: {problem}"):
-        _cut_stage(model, plan, 0)
+        _build_stage(model, plan, 0)

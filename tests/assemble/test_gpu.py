@@ -52,7 +52,7 @@ def fed_images(digits, steps=5, **flags):
         for (batch,), _ in zip(feed.batches_from(0), range(steps), strict=False):
             torch.cuda._sleep(20_000_000)  # the copies run ahead of the work
             found += [batch.images.clone(), batch.labels]
-        for scored in feed.validation():  # what is sent is padded, what lies there is not
+        for scored in feed.validation_batches():  # what is sent is padded, what lies there is not
             real = scored.indices >= 0
             found += [scored.images[real], scored.labels[real], scored.indices[real]]
         return feed.loader.on_device, [tensor.cpu() for tensor in found]

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import phalanx
-from phalanx.assemble.scorable import read_checkpoint
+from phalanx.assemble.scoring_target import read_checkpoint
 from phalanx.cli.main import main
 from phalanx.errors import CheckpointError, ConfigError
 from small_runs import small_run

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.assemble.scorable import read_checkpoint
+from phalanx.assemble.scoring_target import read_checkpoint
 from phalanx.cli.main import main
 from phalanx.engine.dynamic_loss_scale import GROWTH_INTERVAL, DynamicLossScale
 from phalanx.engine.state import MetricSums, StepMetrics, TrainState
@@ -314,13 +314,13 @@ def test_a_step_that_overflows_is_skipped_and_halves_the_scale():
 def test_a_scale_grows_after_long_peace():
     scaler = DynamicLossScale(scale=4.0)
     for step in range(GROWTH_INTERVAL):
-        scaler.after_finite_step(step)
+        scaler.record_finite_step(step)
     assert scaler.scale == 8.0 and scaler.history == [(GROWTH_INTERVAL - 1, 8.0)]
 
 
 def test_the_tallies_of_a_state_survive_a_save():
     state = tiny_state(scaler=DynamicLossScale(scale=4.0))
-    state.scaler.after_overflow(3)
+    state.scaler.record_overflow(3)
     state.rounding_counts = torch.tensor([1, 2, 3, 4, 5, 0.1, 0.3], dtype=torch.float64)
     other = tiny_state(scaler=DynamicLossScale())
     other.load_json(json.loads(json.dumps(state.to_json())))

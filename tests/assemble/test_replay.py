@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.assemble.blackbox import LAST, last_steps
+from phalanx.assemble.blackbox import LAST_STEPS, read_last_steps
 from phalanx.cli.main import main
 from phalanx.engine.probe import Probe
 from phalanx.engine.state import TrainState
@@ -127,7 +127,7 @@ def test_a_run_that_diverges_leaves_its_last_steps_and_images(diverged):
     assert (box["step"], box["unsound"]) == (bad, True)
     assert box["why"].startswith(f"DivergedError: step {bad}: ")
     expected = [{**line, "loss_scale": 1.0} for line in lines[:bad]]
-    assert box["steps"] == expected[-LAST:]
+    assert box["steps"] == expected[-LAST_STEPS:]
     assert [image["position"] for image in box["images"]] == list(range(16 * bad - 16, 16 * bad))
     names = {image["name"] for image in box["images"]}
     assert len(names) == 16 and all("train-images-idx3-ubyte[" in name for name in names)
@@ -143,7 +143,7 @@ def test_only_the_last_steps_up_to_the_first_unsound_one_are_kept(tmp_path):
     ]
     records.add_steps(rows)
     records.flush()
-    assert [row["step"] for row in last_steps(tmp_path)] == list(range(91 - LAST, 91))
+    assert [row["step"] for row in read_last_steps(tmp_path)] == list(range(91 - LAST_STEPS, 91))
 
 
 def test_a_sound_run_leaves_no_black_box(sound):
@@ -311,7 +311,7 @@ def found_by_probe(*parts: nn.Module, scale: float = 1.0):
     with Probe(model) as probe:
         loss, grad_norm, _ = take_step(state, passes, 0.1, label_smoothing=0.1).tolist()
     assert not any(module._forward_hooks for module in model.modules())
-    return probe.find(loss, grad_norm)
+    return probe.find_nonfinite(loss, grad_norm)
 
 
 def test_a_sound_step_has_no_finding():

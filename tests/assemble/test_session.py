@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import phalanx
-from phalanx.assemble import place
+from phalanx.assemble import rank_context
 from phalanx.assemble import train as training
 from phalanx.assemble.dataset_summary import plan_run
-from phalanx.assemble.prepare import prepare_new
-from phalanx.assemble.scorable import read_checkpoint
+from phalanx.assemble.prepare import prepare_new_run
 from phalanx.assemble.score import open_checkpoint, score_checkpoint
+from phalanx.assemble.scoring_target import read_checkpoint
 from phalanx.assemble.session import Session
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
@@ -36,7 +36,7 @@ def settings_of(digits, run, **options):
 
 @pytest.fixture
 def prepared(digits, tmp_path):
-    return prepare_new(settings_of(digits, tmp_path / "run"), line="test")
+    return prepare_new_run(settings_of(digits, tmp_path / "run"), line="test")
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,8 @@ def test_what_nobody_asks_for_is_not_built(finished):
     with open_checkpoint(read_checkpoint(finished, {})) as session:
         assert hash_weights(session.model.state_dict()) == summary_of(finished)["weights_sha256"]
         assert (
-            session.evaluate(session.scoring_feed.validation()).top1 == summary_of(finished)["top1"]
+            session.evaluate(session.scoring_feed.validation_batches()).top1
+            == summary_of(finished)["top1"]
         )
         assert not {"state", "feed"} & vars(session).keys()
 
@@ -136,7 +137,7 @@ def test_a_process_that_neither_writes_nor_prints_trains_the_same(
     capsys.readouterr()
     before = {path.name for path in prepared.run.path.iterdir()}
     trained = []
-    monkeypatch.setattr(training, "_announce", trained.append)
+    monkeypatch.setattr(training, "_print_start", trained.append)
     assert training.train(prepared, role=Role(writes=False, prints=False)) is None
     left = {path.name for path in prepared.run.path.iterdir()}
     assert left == before and capsys.readouterr().out == ""
@@ -166,7 +167,7 @@ class OtherRank(Consensus):
 
 def test_a_stop_of_another_process_is_ours(prepared, monkeypatch):
     monkeypatch.setattr(OtherRank, "says_yes_at", 1)  # the first question: whether to begin at all
-    monkeypatch.setattr(place, "Consensus", OtherRank)
+    monkeypatch.setattr(rank_context, "Consensus", OtherRank)
     with pytest.raises(Stopped, match="stopped after step 0 of 18"):
         training.train(prepared)
 
@@ -174,9 +175,9 @@ def test_a_stop_of_another_process_is_ours(prepared, monkeypatch):
 def test_a_divergence_of_another_process_is_ours(digits, tmp_path, monkeypatch):
     settings = settings_of(digits, tmp_path / "run", logs_per_epoch=6)
     monkeypatch.setattr(OtherRank, "says_yes_at", 3)  # begin? stop after step 1? did it diverge?
-    monkeypatch.setattr(place, "Consensus", OtherRank)
+    monkeypatch.setattr(rank_context, "Consensus", OtherRank)
     with pytest.raises(DivergedError, match="step 1: the loss of another process was not finite"):
-        training.train(prepare_new(settings, line="test"))
+        training.train(prepare_new_run(settings, line="test"))
 
 
 def test_a_stop_is_agreed_on_before_anything_is_saved(prepared, monkeypatch):
@@ -187,14 +188,14 @@ def test_a_stop_is_agreed_on_before_anything_is_saved(prepared, monkeypatch):
             asked.append(mine)
             return mine
 
-    monkeypatch.setattr(place, "Consensus", Counting)
+    monkeypatch.setattr(rank_context, "Consensus", Counting)
     training.train(prepared)
     assert len(asked) > 18 and not any(asked)  # a question a step, and one to begin with
 
 
 def test_a_failed_save_of_another_process_is_ours(prepared, monkeypatch):
     monkeypatch.setattr(OtherRank, "fails_at", 2)
-    monkeypatch.setattr(place, "Consensus", OtherRank)
+    monkeypatch.setattr(rank_context, "Consensus", OtherRank)
     with pytest.raises(DiskError, match="rank 1: no space left"):
         training.train(prepared)
 
@@ -211,7 +212,7 @@ def test_the_state_holds_the_bare_model(digits, tmp_path):
 
 def test_a_first_layer_is_taken_from_the_training_images(digits, tmp_path):
     options = {"model": "airbench94", "image_size": 20, "steps": 2, "ckpts_per_epoch": 6}
-    prepared = prepare_new(settings_of(digits, tmp_path / "run", **options), line="test")
+    prepared = prepare_new_run(settings_of(digits, tmp_path / "run", **options), line="test")
     with Session(prepared.config, prepared.plan) as session:
         pixels = session.model.whitening.weight.clone()
         state = session.state
@@ -233,14 +234,16 @@ def test_weights_to_start_from_bring_their_first_layer(digits, tmp_path):
     weights["whitening.weight"][0] = 0.5  # which no images would give
     save_file(weights, tmp_path / "weights.safetensors")
     init = {"init_weights": tmp_path / "weights.safetensors"}
-    prepared = prepare_new(settings_of(digits, tmp_path / "other", **options, **init), line="test")
+    prepared = prepare_new_run(
+        settings_of(digits, tmp_path / "other", **options, **init), line="test"
+    )
     with Session(prepared.config, prepared.plan) as session:
         assert session.state.step == 0
         assert torch.equal(session.model.whitening.weight, weights["whitening.weight"])
 
 
 def test_biases_of_norms_get_the_rate_that_was_asked_for(digits, tmp_path):
-    prepared = prepare_new(
+    prepared = prepare_new_run(
         settings_of(digits, tmp_path / "run", norm_bias_lr_scale=4, steps=1), line="test"
     )
     with Session(prepared.config, prepared.plan) as session:

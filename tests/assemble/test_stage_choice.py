@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.assemble.dataset_summary import plan_new_run
 from phalanx.assemble.fork import prepare_fork
-from phalanx.assemble.prepare import PreparedRun, prepare_new, prepare_resume
+from phalanx.assemble.prepare import PreparedRun, prepare_new_run, prepare_resume
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
 from phalanx.errors import ConfigError
@@ -16,7 +16,7 @@ CHOSEN = "--pipeline-splits layer2/0: chosen so that 2 stages cost about the sam
 def prepare(path, **options: str) -> PreparedRun:
     flags = {name.replace("_", "-"): text for name, text in options.items()}
     settings = read_settings("demo", {"device": "cpu", "run-dir": str(path), **flags})
-    return prepare_new(settings, line="phalanx train")
+    return prepare_new_run(settings, line="phalanx train")
 
 
 def test_the_choice_is_stored_and_a_resume_makes_none(tmp_path):

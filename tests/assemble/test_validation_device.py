@@ -5,7 +5,7 @@ import torch
 
 from phalanx.assemble import torch_setup
 from phalanx.assemble.dataset_summary import plan_run
-from phalanx.assemble.scorable import read_checkpoint
+from phalanx.assemble.scoring_target import read_checkpoint
 from phalanx.assemble.session import Session
 from phalanx.assemble.torch_setup import find_scoring_device
 from phalanx.cli.main import main
@@ -38,10 +38,10 @@ def test_another_device_gives_the_same_score_at_every_step(digits):
     with Session(settings.config, plan) as session:
         for passes in session.feed.batches_from(0):
             session.train_step(passes, 0.1)
-            here = session.evaluate(session.feed.validation())
+            here = session.evaluate(session.feed.validation_batches())
             session.scoring_device = torch.device("cpu", 0)  # for torch, not the same as cpu
             before = session.model.state_dict(keep_vars=True)
-            there = session.evaluate(session.valid_feed.validation())
+            there = session.evaluate(session.valid_feed.validation_batches())
             session.scoring_device = CPU
             assert session.valid_feed is not session.feed
             assert here.losses.tolist() == there.losses.tolist() and here.scored == 40

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from phalanx.cli.main import main
 from phalanx.engine.checkpoint_store import (
+    find_newest_checkpoint,
     list_checkpoints,
-    newest_checkpoint,
     prune_checkpoints,
     read_facts,
 )
@@ -147,7 +147,7 @@ def test_statistics_anew_change_the_statistics_alone(run, capsys):
 def test_the_average_is_no_step_of_the_run(run, capsys):
     average(capsys, run)
     shelf = run / "checkpoints"
-    assert newest_checkpoint(shelf).name == "step-00000018"
+    assert find_newest_checkpoint(shelf).name == "step-00000018"
     prune_checkpoints(shelf, keep=1, scores={})
     assert sorted(path.name for path in shelf.iterdir()) == ["average", "best", "step-00000018"]
 
@@ -157,7 +157,7 @@ def test_a_fork_begins_with_the_average(run, tmp_path, capsys):
     made, fork = run / "checkpoints" / "average", tmp_path / "fork"
     words = ["train", "--fork", str(made), "--run-dir", str(fork), "--steps", "19", "--lr", "0"]
     assert main(words) == 0
-    found = weights_in(newest_checkpoint(fork / "checkpoints"))
+    found = weights_in(find_newest_checkpoint(fork / "checkpoints"))
     for name, tensor in weights_in(made).items():
         assert name.endswith(STATISTICS) or torch.equal(tensor, found[name]), name
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from phalanx.assemble.dataset_summary import build_input_spec, plan_run
-from phalanx.assemble.find_data import read_with_data
+from phalanx.assemble.find_data import read_settings_with_data
 from phalanx.cli.main import main
 from phalanx.data import fetch
 from phalanx.data.loading.loader import Loader
@@ -60,33 +60,33 @@ def test_what_lies_in_the_folder_decides(tmp_path, photos):
     nested = tmp_path / "deep" / "er"
     nested.parent.mkdir()
     photos.rename(nested)
-    found = read_with_data(None, {"data-dir": str(tmp_path / "deep")})
+    found = read_settings_with_data(None, {"data-dir": str(tmp_path / "deep")})
     assert (found.config.data.data, found.config.data.data_dir) == ("folder", str(nested))
     assert found.name == "folder-resnet18"
     digits = make_digits(tmp_path / "digits", train=20, valid=20)
-    assert read_with_data(None, {"data-dir": str(digits)}).config.data.data == "mnist"
+    assert read_settings_with_data(None, {"data-dir": str(digits)}).config.data.data == "mnist"
 
 
 def test_a_preset_for_photographs_takes_any_form_of_them(tmp_path, photos):
     out = tmp_path / "packed"
     assert main(["data", "build", str(photos), "--to", "packed", "--out", str(out)]) == 0
-    found = read_with_data("folder-resnet18", {"data-dir": str(out)})
+    found = read_settings_with_data("folder-resnet18", {"data-dir": str(out)})
     assert found.config.data.data == "packed"
-    kept = read_with_data("cifar10-resnet20", {"data-dir": str(out)})
+    kept = read_settings_with_data("cifar10-resnet20", {"data-dir": str(out)})
     assert kept.config.data.data == "cifar10", "a preset for small images keeps to its set"
 
 
 def test_a_bare_command_trains_on_what_the_environment_names(photos, monkeypatch):
     monkeypatch.setenv("DATA_DIR", str(photos))
-    assert read_with_data(None, {}).config.data.data == "folder"
-    assert read_with_data("demo", {}).config.data.data == "embedded"
-    assert read_with_data("folder-resnet18", {}).config.data.data_dir == str(photos)
+    assert read_settings_with_data(None, {}).config.data.data == "folder"
+    assert read_settings_with_data("demo", {}).config.data.data == "embedded"
+    assert read_settings_with_data("folder-resnet18", {}).config.data.data_dir == str(photos)
 
 
 def test_several_datasets_in_a_folder_have_to_be_told_apart(tmp_path, photos):
     make_digits(tmp_path / "digits", train=20, valid=20)
     with pytest.raises(ConfigError, match=r"(?s)there are several datasets here.*--data mnist"):
-        read_with_data(None, {"data-dir": str(tmp_path)})
+        read_settings_with_data(None, {"data-dir": str(tmp_path)})
 
 
 def test_a_folder_without_a_split_gets_one(tmp_path, capsys):
@@ -117,7 +117,9 @@ def test_a_folder_without_a_split_gets_one(tmp_path, capsys):
 )
 def test_every_option_of_augmentation_changes_the_batch_and_is_drawn_the_same(photos, flags):
     def batch(flags):
-        return first_batch(read_with_data(None, {**BASE, "data-dir": str(photos), **flags}))
+        return first_batch(
+            read_settings_with_data(None, {**BASE, "data-dir": str(photos), **flags})
+        )
 
     assert np.array_equal(batch(flags), batch(flags))
     assert not np.array_equal(batch(flags), batch({}))
@@ -126,7 +128,7 @@ def test_every_option_of_augmentation_changes_the_batch_and_is_drawn_the_same(ph
 def test_scoring_takes_the_share_it_is_told(photos):
     def scored(share):
         flags = {**BASE, "data-dir": str(photos), "eval-crop": share}
-        settings = read_with_data(None, flags)
+        settings = read_settings_with_data(None, flags)
         plan, _ = plan_run(settings)
         with Loader(build_input_spec(settings.config, plan), workers=0) as loader:
             return next(iter(loader.evaluation_batches(8))).pixels
@@ -137,11 +139,13 @@ def test_scoring_takes_the_share_it_is_told(photos):
 @pytest.mark.parametrize("text", ["1", "a,b", "0,1", "1,0.5", "1/0,2"])
 def test_a_pair_that_is_none_is_refused(photos, text):
     with pytest.raises(ConfigError, match="--crop-scale: expected two numbers"):
-        read_with_data(None, {**BASE, "data-dir": str(photos), "crop-scale": text})
+        read_settings_with_data(None, {**BASE, "data-dir": str(photos), "crop-scale": text})
 
 
 def test_a_recipe_survives_the_way_to_a_worker(photos):
-    settings = read_with_data(None, {**BASE, "data-dir": str(photos), "crop-scale": "0.5,1"})
+    settings = read_settings_with_data(
+        None, {**BASE, "data-dir": str(photos), "crop-scale": "0.5,1"}
+    )
     plan, _ = plan_run(settings)
     recipe = build_input_spec(settings.config, plan)
     again = type(recipe).from_dict(json.loads(json.dumps(recipe.to_dict())))

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from phalanx.assemble.find_data import read_with_data
+from phalanx.assemble.find_data import read_settings_with_data
 from phalanx.cli.main import main
 from phalanx.data.convert.build import BuildOptions, build_dataset
 from phalanx.data.convert.source_splits import find_source_splits
@@ -329,7 +329,7 @@ def test_a_link_that_leads_to_itself_hides_no_dataset(tmp_path, capsys):
 def test_a_run_finds_the_images_of_its_labels_from_any_folder(tmp_path, monkeypatch):
     write_labels(tmp_path)
     monkeypatch.chdir(tmp_path)
-    settings = read_with_data(None, {"labels": "labels.csv"})
+    settings = read_settings_with_data(None, {"labels": "labels.csv"})
     assert settings.config.data.data_dir == str(tmp_path)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx.catalog.models import MODELS, OLD_NAMES, load_sizes
+from phalanx.catalog.models import MODELS, OLD_NAMES, read_model_sizes
 from phalanx.cli.main import main
 from phalanx.units import format_si
 
@@ -88,7 +88,7 @@ def cells(text: str, name: str) -> list[str]:
 def test_the_list_has_every_model_with_its_size(say):
     out = say("ls")
     for name, variant in MODELS.items():
-        size = load_sizes()[name]
+        size = read_model_sizes()[name]
         shown = [*format_si(size.parameters).split(), *format_si(size.macs).split()]
         assert cells(out, name)[1:7] == [*shown, f"{variant.image_size}", f"{variant.classes:,}"]
     assert " ".join(cells(out, "resnet50")[1:]) == "25.6 M 4.09 G 224 1,000 bottleneck 3-4-6-3"
@@ -124,7 +124,7 @@ def test_the_list_as_json(say):
         "name": "resnext101_32x8d",
         "family": "ResNet",
         "parameters": 88_791_336,
-        "macs": load_sizes()["resnext101_32x8d"].macs,
+        "macs": read_model_sizes()["resnext101_32x8d"].macs,
         "image_size": 224,
         "classes": 1000,
         "smallest_image": 17,
@@ -211,7 +211,7 @@ def test_options_change_what_is_counted(say):
     projected = count("resnet8", "--shortcut-type", "B")["parameters"]
     assert projected == plain["parameters"] + (16 + 2) * 32 + (32 + 2) * 64
     grouped = count("efficientnet_b0", "--efficientnet-group-dim", "16", "--image-size", "64")
-    assert grouped["parameters"] > load_sizes()["efficientnet_b0"].parameters
+    assert grouped["parameters"] > read_model_sizes()["efficientnet_b0"].parameters
 
 
 def test_a_preset_in_this_folder_has_no_say(say):

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from phalanx.cli.main import main
-from phalanx.report.terminal import clean
+from phalanx.report.terminal import escape_text
 from small_runs import small_run
 
 HOSTILE = "c\x1b[2J\x07\x7f\u009b\u202eb"
@@ -45,10 +45,10 @@ def hostile_images(tmp_path):
 
 
 def test_text_is_cleaned_and_json_stays_what_it_is():
-    assert clean("a\tb\nc\r\n") == "a\tb\nc\r\n"
-    assert clean("über 日本 👩‍👩‍👧") == "über 日本 👩‍👩‍👧"
-    assert clean("\r\x1b[K\u2066\udcff") == "\\u000d\\u001b[K\\u2066\\udcff"
-    assert json.loads(clean(json.dumps(HOSTILE))) == HOSTILE
+    assert escape_text("a\tb\nc\r\n") == "a\tb\nc\r\n"
+    assert escape_text("über 日本 👩‍👩‍👧") == "über 日本 👩‍👩‍👧"
+    assert escape_text("\r\x1b[K\u2066\udcff") == "\\u000d\\u001b[K\\u2066\\udcff"
+    assert json.loads(escape_text(json.dumps(HOSTILE))) == HOSTILE
 
 
 def assert_clean(text: str) -> None:
@@ -162,7 +162,9 @@ def test_what_an_encoding_lacks_is_replaced(tmp_path):
 def test_a_bug_is_one_line_and_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr("phalanx.assemble.find_data.read_with_data", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(
+        "phalanx.assemble.find_data.read_settings_with_data", lambda *_, **__: 1 / 0
+    )
     assert main(["plan", "demo"]) == 70
     printed = capsys.readouterr().err
     assert "ZeroDivisionError: division by zero. Please" in printed and printed.count("\n") == 1

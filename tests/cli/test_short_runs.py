@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 import phalanx
 from phalanx.assemble.fork import describe_discarded_state, describe_fork, prepare_fork
-from phalanx.assemble.prepare import StartingPoint, prepare_new, prepare_resume
+from phalanx.assemble.prepare import StartingPoint, prepare_new_run, prepare_resume
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
 from phalanx.errors import ConfigError
@@ -35,7 +35,7 @@ def prepare(digits, run_dir, **flags):
     """A run of mnist-resnet8 on disk: 5 epochs of 6 steps with a warm-up of 3, if not told else."""
     options = {**SMALL, "data-dir": str(digits), "run-dir": str(run_dir)}
     options |= {name.replace("_", "-"): str(value) for name, value in flags.items()}
-    return prepare_new(read_settings(None, options), line="")
+    return prepare_new_run(read_settings(None, options), line="")
 
 
 def test_a_run_finds_its_data_from_any_folder(digits, tmp_path, monkeypatch):
@@ -210,7 +210,9 @@ def test_a_fork_can_begin_and_end_16_bits(trained, tmp_path):
 
 def test_a_schedule_begins_within_the_run():
     with pytest.raises(ConfigError, match=r"100st is step 100, and the run ends at 8; begin"):
-        prepare_new(read_settings("demo", {"steps": "8", "lr-schedule-start": "100st"}), line="")
+        prepare_new_run(
+            read_settings("demo", {"steps": "8", "lr-schedule-start": "100st"}), line=""
+        )
 
 
 # --- the end ---

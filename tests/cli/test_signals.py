@@ -68,7 +68,7 @@ def test_a_signal_while_python_makes_a_class_is_no_bug(monkeypatch, capsys):
 def test_a_run_goes_on_after_a_hangup_that_nohup_ignores(digits, tmp_path, monkeypatch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        signal_instead_of(monkeypatch, "phalanx.assemble.train:_announce", signal.SIGHUP)
+        signal_instead_of(monkeypatch, "phalanx.assemble.train:_print_start", signal.SIGHUP)
         send = partial(os.kill, os.getpid(), signal.SIGHUP)
         monkeypatch.setattr(Console, "progress", lambda *_: send())
         assert main(small_run(digits, tmp_path / "run", steps=1, workers=0)) == 0
@@ -107,7 +107,10 @@ def test_a_signal_before_a_run_has_its_folder_leaves_nothing(digits, tmp_path, m
     assert main(words) == 0
 
 
-PLACES = ("open_training", "_go_to_start", "_announce", "_average_last", "_finish", "write_report")
+PLACES = (
+    *("open_training", "_prepare_start", "_print_start", "_average_last_checkpoints"),
+    *("_write_results", "write_report"),
+)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 
 import phalanx
-from phalanx.assemble.find_data import make_up_data
-from phalanx.assemble.scorable import (
+from phalanx.assemble.find_data import use_random_data
+from phalanx.assemble.scoring_target import (
     choose_checkpoint,
     plan_checkpoint,
     read_checkpoint,
-    read_untrained,
+    read_untrained_settings,
 )
 from phalanx.cli.main import main
 from phalanx.engine.checkpoint_store import list_checkpoints, read_files, write_checkpoint_as
@@ -284,7 +284,7 @@ def test_a_model_in_any_case_is_scored_on_what_lies_in_a_folder(tmp_path, monkey
     if place == "DATA_DIR":
         monkeypatch.setenv("DATA_DIR", str(photos))
     flags = {"data-dir": str(photos)} if place == "--data-dir" else {}
-    settings = read_untrained("ResNet8", flags)
+    settings = read_untrained_settings("ResNet8", flags)
     assert settings is not None and settings.config.model.model == "resnet8"
     assert (settings.config.data.data, settings.config.data.data_dir) == ("folder", str(photos))
 
@@ -352,7 +352,7 @@ def test_noise_takes_the_place_of_the_data(kind, run, capsys):
 
 
 def test_noise_is_as_large_as_the_images_of_the_data(capsys):
-    settings = read_untrained("demo", {})
-    assert choose_image_size(make_up_data(settings, "synthetic").config) == 28
-    unnamed = read_untrained("resnet50", {})  # a model by name has images of its own size
-    assert choose_image_size(make_up_data(unnamed, "synthetic").config) == 224
+    settings = read_untrained_settings("demo", {})
+    assert choose_image_size(use_random_data(settings, "synthetic").config) == 28
+    unnamed = read_untrained_settings("resnet50", {})  # a model by name has images of its own size
+    assert choose_image_size(use_random_data(unnamed, "synthetic").config) == 224

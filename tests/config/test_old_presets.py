@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import pytest
 from old_rules import IMAGES, NOTHING, Keys, expect, read_old_configs
 
-from phalanx.assemble.dataset_summary import fit_settings
-from phalanx.assemble.scorable import make_up_target, plan_target, read_target
+from phalanx.assemble.dataset_summary import adapt_settings
+from phalanx.assemble.scoring_target import plan_target, read_target, use_random_target_data
 from phalanx.config.presets import iterate_old_presets
 from phalanx.config.read import Settings, read_settings
 from phalanx.config.schema import Config
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.plan.machine_choice import MachineChoice
-from phalanx.plan.pipeline import count_stages, needs_cuts
+from phalanx.plan.pipeline import count_stages, needs_splits
 from phalanx.plan.plan import DatasetCounts, Plan, make_plan
 
 ENTRIES = read_old_configs()
@@ -40,7 +40,7 @@ def plan_whole(name: str) -> Plan:
     settings = read_settings(name)
     images = IMAGES[settings.config.data.data]
     counts = DatasetCounts(train_images=images, valid_images=50_000, classes=1000)
-    config = fit_settings(settings, counts).config
+    config = adapt_settings(settings, counts).config
     chosen = replace(ON_A_GPU, precision=config.machine.precision)
     return make_plan(config, counts, chosen)
 
@@ -150,7 +150,7 @@ def test_a_preset_has_the_stages_and_replicas_of_its_table(name):
     config = read_settings(name).config
     assert (count_stages(config), config.machine.replicas) == LAYOUTS[name]
     if name == NO_SPLITS:
-        assert needs_cuts(config)
+        assert needs_splits(config)
         return
     plan = plan_whole(name)
     stages = len(plan.pipeline.starts) + 1 if plan.pipeline else 1
@@ -278,7 +278,7 @@ def test_a_preset_fits_its_own_length_but_for_those_that_do_not_train(name):
     counts = DatasetCounts(
         train_images=IMAGES[settings.config.data.data], valid_images=1000, classes=10
     )
-    assert (fit_settings(settings, counts).notes != ()) == (name in SHORTENED)
+    assert (adapt_settings(settings, counts).notes != ()) == (name in SHORTENED)
 
 
 # --- scoring and serving ---
@@ -290,7 +290,7 @@ def test_a_preset_fits_its_own_length_but_for_those_that_do_not_train(name):
 def test_a_preset_for_inference_is_scored_in_its_own_batches(kind, images):
     found = read_target(f"resnet50_infer_{kind}", {})
     assert isinstance(found, Settings)
-    made_up = make_up_target(found, "synthetic")
+    made_up = use_random_target_data(found, "synthetic")
     plan = plan_target(made_up)
     assert (plan.valid_batch, plan.num_classes, plan.layout.stages) == (images, 1000, 1)
     config = found.config
@@ -300,7 +300,7 @@ def test_a_preset_for_inference_is_scored_in_its_own_batches(kind, images):
         "float16",
     )
     more = read_target(f"tf2/resnet50_infer_{kind}", {"valid-batch-size": "8"})
-    assert plan_target(make_up_target(more, "synthetic")).valid_batch == 8
+    assert plan_target(use_random_target_data(more, "synthetic")).valid_batch == 8
 
 
 def test_a_misspelt_target_is_answered_by_an_old_name():

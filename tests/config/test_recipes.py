@@ -358,7 +358,7 @@ def test_who_changes_what_the_stages_need_is_told_of_the_way_out(flags):
 @pytest.mark.parametrize("name", STARTS)
 def test_nobody_is_told_where_the_stages_of_a_preset_begin(name):
     settings = read_settings(name)
-    plan = make_plan(settings.config, IMAGENET, ON_THE_CPU, typed=settings.typed)
+    plan = make_plan(settings.config, IMAGENET, ON_THE_CPU, user_options=settings.user_options)
     assert not [line for line in plan.warnings if "pipeline-splits" in line]
 
 

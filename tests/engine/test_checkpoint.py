@@ -16,9 +16,9 @@ from phalanx.cli.main import main
 from phalanx.engine.checkpoint import CheckpointSaver, load_checkpoint, take_snapshot
 from phalanx.engine.checkpoint_store import (
     FORMAT,
-    find_best,
+    choose_best_step,
+    find_newest_checkpoint,
     list_checkpoints,
-    newest_checkpoint,
     prune_checkpoints,
     read_facts,
     read_files,
@@ -64,7 +64,7 @@ def test_a_restored_state_trains_on_bit_for_bit(tmp_path):
     saver.wait()
     train_a_little(straight, 3)
     other = small_state(seed=9)
-    load_checkpoint(other, newest_checkpoint(tmp_path))
+    load_checkpoint(other, find_newest_checkpoint(tmp_path))
     assert (other.step, other.scores) == (3, {3: 0.5})
     train_a_little(other, 3)
     assert hash_weights(straight.model.state_dict()) == hash_weights(other.model.state_dict())
@@ -122,7 +122,7 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path):
     prune_checkpoints(tmp_path, keep=2, scores={1: 0.1, 2: 0.9, 3: 0.9, 6: 0.2})
     assert [path.name[-1] for path in list_checkpoints(tmp_path)] == ["2", "5", "6"]
     assert (tmp_path / "best").resolve().name == "step-00000002"
-    assert find_best(tmp_path, {5: 0.5}) == 5
+    assert choose_best_step(tmp_path, {5: 0.5}) == 5
 
 
 @pytest.mark.parametrize("name", ["facts.json", "weights.safetensors"])
@@ -260,7 +260,7 @@ def test_resume_names_a_damaged_checkpoint_and_the_way_around(digits, tmp_path, 
     run = tmp_path / "run"
     main(small_run(digits, run))
     weights = (run / "summary.json").read_text()
-    newest = newest_checkpoint(run / "checkpoints")
+    newest = find_newest_checkpoint(run / "checkpoints")
     (newest / "weights.safetensors").write_bytes(b"torn")
     (run / "summary.json").unlink()
     assert main(["train", "--resume", str(run)]) == CheckpointError.exit_code

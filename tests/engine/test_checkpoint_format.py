@@ -129,7 +129,7 @@ def build_state(*, replicas: bool) -> TrainState:
     torch.manual_seed(0)
     model = build_mini(10)
     state = TrainState(model, torch.optim.SGD(model.parameters(), momentum=0.9))
-    state.replicas = StandIn(model) if replicas else None
+    state.replica_statistics = StandIn(model) if replicas else None
     return state
 
 
@@ -147,15 +147,15 @@ def list_names(checkpoint: Path) -> set[str]:
 
 def test_every_replicas_statistics_come_back(tmp_path):
     state = build_state(replicas=True)
-    for number, replica in enumerate(state.replicas.replicas):
+    for number, replica in enumerate(state.replica_statistics.replicas):
         replica["1.running_mean"] += 0.1 * (number + 1)
         replica["1.num_batches_tracked"] += number
-    before = {name: tensor.clone() for name, tensor in state.replicas.tensors().items()}
+    before = {name: tensor.clone() for name, tensor in state.replica_statistics.tensors().items()}
     checkpoint = save_checkpoint(state, tmp_path)
     assert list_names(checkpoint) == {*ONE_REPLICA, "replicas.safetensors"}
     other = build_state(replicas=True)
     load_checkpoint(other, checkpoint)
-    after = other.replicas.tensors()
+    after = other.replica_statistics.tensors()
     assert set(after) == set(before)
     assert all(torch.equal(after[name], before[name]) for name in before)
     alone = build_state(replicas=False)
@@ -170,7 +170,7 @@ def test_replicas_begin_with_the_models_statistics_where_there_are_none(tmp_path
     assert list_names(checkpoint) == ONE_REPLICA
     other = build_state(replicas=True)
     load_checkpoint(other, checkpoint)
-    for replica in other.replicas.replicas:
+    for replica in other.replica_statistics.replicas:
         assert replica["1.running_mean"].tolist() == [7] * 4
 
 
@@ -231,7 +231,7 @@ def test_the_state_in_format_1_is_restored_bit_for_bit(old):
     }
     stored = load_file(checkpoint / "optimizer.safetensors")
     assert hash_weights(buffers) == hash_weights(stored)
-    for replica in state.replicas.replicas:
+    for replica in state.replica_statistics.replicas:
         for name, statistic in state.model.named_buffers():
             assert torch.equal(replica[name], statistic)
 
@@ -241,9 +241,9 @@ def test_replicas_of_a_fork_begin_with_the_statistics_in_format_1(old, digits, t
     flags = {"replicas": "2", "run-dir": str(tmp_path / "fork"), "data-dir": str(digits)}
     prepared = prepare_fork(checkpoint, {**flags, "epochs": "3"}, line="")
     with Session(prepared.config, prepared.plan, start=prepared.start) as session:
-        session.state.settle()
-        assert session.state.replicas is not None
-        found = session.state.replicas.tensors()
+        session.state.load_mean_statistics()
+        assert session.state.replica_statistics is not None
+        found = session.state.replica_statistics.tensors()
     stored = load_file(checkpoint / "weights.safetensors")
     average = load_file(checkpoint / "average.safetensors")
     assert hash_weights(session.model.state_dict()) == hash_weights(stored)

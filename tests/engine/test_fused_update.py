@@ -190,7 +190,7 @@ def test_a_loss_scale_on_the_device_does_what_one_on_the_host_does(device):
     for step, is_finite in enumerate([True, *finite.tolist()]):
         weight.grad = torch.zeros_like(weight) if is_finite else torch.full_like(weight, torch.nan)
         state.fused_update.apply(step, 0.0, 1.0)
-        (host.after_finite_step if is_finite else host.after_overflow)(step)
+        (host.record_finite_step if is_finite else host.record_overflow)(step)
     found = state.scaler.read()
     assert found == host and len(found.history) == REMEMBERED_CHANGES
     assert found.scale == SMALLEST_SCALE and (0, 2.0**-9) in found.history

@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from phalanx.engine.loss import binary_cross_entropy, cross_entropy, smoothing_over_all
 from phalanx.engine.mixing import (
     Mixing,
-    draw_kept,
+    draw_kept_share,
     draw_mix,
-    draw_shares,
+    draw_mixup_weights,
     mix_images,
     mix_labels,
     mix_up,
     paste_box,
     place_box,
-    share_targets,
+    weight_targets_by_area,
 )
 from phalanx.engine.mixing import WeightedLabels as Goal
 from phalanx.engine.step import MicroBatch
@@ -62,11 +62,11 @@ def test_mixup_labels_are_those_of_the_image_before():
 
 def test_cutmix_pastes_a_quarter_of_the_image_two_places_on():  # the ancestors' test: 0.75
     box = place_box(0.75, height=8, width=8, seed=0, first=0)
-    pasted, area = paste_box(plain_images(1.0, 2.0, 3.0), box), box.left
+    pasted, area = paste_box(plain_images(1.0, 2.0, 3.0), box), box.kept_share
     assert area == 0.75
     sums = pasted.sum((1, 2, 3)) / 3
     assert sums.tolist() == [48 * 1 + 16 * 2, 48 * 2 + 16 * 3, 48 * 3 + 16 * 1]
-    labels = share_targets((Goal(torch.tensor([1, 2, 3])),), area)
+    labels = weight_targets_by_area((Goal(torch.tensor([1, 2, 3])),), area)
     assert labels[1].labels.tolist() == [2, 3, 1]
     assert labels[0].weights.tolist() == [0.75] * 3 and labels[1].weights.tolist() == [0.25] * 3
 
@@ -77,8 +77,8 @@ def test_the_box_lies_inside_anywhere_and_its_real_area_counts():
         box = place_box(0.7, height=9, width=9, seed=1, first=first)
         pasted = paste_box(plain_images(0.0, 1.0, 0.0, size=9), box)[0, 0].nonzero()
         corners.add(tuple(pasted[0].tolist()))
-        areas.add(box.left)
-        assert len(pasted) == round((1 - box.left) * 81)
+        areas.add(box.kept_share)
+        assert len(pasted) == round((1 - box.kept_share) * 81)
     assert areas == {1 - 25 / 81}  # sides of 0.5477 x 9, rounded
     assert corners == {(top, left) for top in range(5) for left in range(5)}
 
@@ -107,8 +107,8 @@ def test_what_is_drawn_depends_on_the_places_alone():
     assert torch.equal(mixed(12, 1), mixed(12, 1))
     assert not torch.equal(mixed(12, 1), mixed(18, 1))
     assert not torch.equal(mixed(12, 1), mixed(12, 2))
-    shares = draw_shares(0.2, seed=1, first=12, images=6)
-    assert np.array_equal(shares[2:5], draw_shares(0.2, seed=1, first=14, images=3))
+    shares = draw_mixup_weights(0.2, seed=1, first=12, images=6)
+    assert np.array_equal(shares[2:5], draw_mixup_weights(0.2, seed=1, first=14, images=3))
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.2, 1.0, 4.0])
@@ -124,13 +124,13 @@ def test_shares_have_the_beta_distribution(alpha):
 
 
 def test_mixup_keeps_a_half_or_more():
-    shares = draw_shares(1.0, seed=0, first=0, images=1000)
+    shares = draw_mixup_weights(1.0, seed=0, first=0, images=1000)
     assert shares.min() >= 0.5 and shares.max() <= 1 and 0.72 < shares.mean() < 0.78
 
 
 def test_boxes_leave_shares_between_the_ends_and_are_skipped_as_often_as_told():
     mixing = Mixing(cutmix_low=0.65, cutmix_high=0.9, cutmix_skip=0.35)
-    kept = np.array([draw_kept(mixing, seed=4, first=first) for first in range(4000)])
+    kept = np.array([draw_kept_share(mixing, seed=4, first=first) for first in range(4000)])
     skipped = kept == 1
     assert abs(skipped.mean() - 0.35) < 4 * np.sqrt(0.35 * 0.65 / 4000)
     assert kept[~skipped].min() >= 0.65 and kept[~skipped].max() < 0.9
@@ -139,7 +139,7 @@ def test_boxes_leave_shares_between_the_ends_and_are_skipped_as_often_as_told():
 
 def test_tensorflow_1_draws_boxes_by_its_own_formula():
     mixing = Mixing(cutmix_lambda=0.85)
-    kept = np.array([draw_kept(mixing, seed=4, first=first) for first in range(8000)])
+    kept = np.array([draw_kept_share(mixing, seed=4, first=first) for first in range(8000)])
     none = 1.55 * 0.85 - 0.96
     assert abs((kept == 1).mean() - none) < 4 * np.sqrt(none * (1 - none) / 8000)
     drawn = kept[kept < 1]

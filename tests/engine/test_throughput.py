@@ -18,13 +18,13 @@ def test_the_slowest_rank_counts_and_images_count_once():
     fast = Throughput(images=600, busy_s=2.0, wait_s=0.1)
     slow = Throughput(images=600, busy_s=3.0, wait_s=0.6)
     for ranks in ([fast, slow], [slow, fast]):
-        found = Throughput.slowest(ranks)
+        found = Throughput.combine(ranks)
         assert found.images_per_second == 200.0  # 600 images of both together, in 3 s
         assert found.data_wait == pytest.approx(0.2)
 
 
 def test_before_anything_was_measured_there_is_no_rate():
-    found = Throughput.slowest([Throughput(), Throughput()])
+    found = Throughput.combine([Throughput(), Throughput()])
     assert (found.images_per_second, found.data_wait) == (None, None)
 
 

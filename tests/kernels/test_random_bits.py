@@ -22,7 +22,7 @@ def as_torch(words):
 def test_the_mixer_is_splitmix64():
     # the first numbers of splitmix64 from seed 1234567, as published with the algorithm
     counters = np.array([1234567], np.uint64) + draws.GOLDEN * np.arange(1, 4, dtype=np.uint64)
-    assert draws.mix(counters).tolist() == [
+    assert draws.splitmix64(counters).tolist() == [
         6457827717110365317,
         3203168211198807973,
         9817491932198370423,
@@ -32,7 +32,7 @@ def test_the_mixer_is_splitmix64():
 def test_torch_mixes_as_numpy_does_and_in_place():
     words = as_torch(WORDS.copy())
     assert mix_(words) is words
-    assert np.array_equal(words.numpy().view(np.uint64), draws.mix(WORDS))
+    assert np.array_equal(words.numpy().view(np.uint64), draws.splitmix64(WORDS))
 
 
 def test_a_shift_to_the_right_is_unsigned():
@@ -66,6 +66,6 @@ def test_triton_mixes_and_draws_as_numpy_does():
     mixed = torch.empty_like(words)
     drawn = torch.empty(len(WORDS), dtype=torch.int32, device=device)
     mix_and_draw[(1,)](words, mixed, drawn, key, COUNT=len(WORDS))
-    assert np.array_equal(mixed.cpu().numpy().view(np.uint64), draws.mix(WORDS))
+    assert np.array_equal(mixed.cpu().numpy().view(np.uint64), draws.splitmix64(WORDS))
     expected = draws.draw_bits(3, "layer", np.arange(len(WORDS) // 2)).view(np.int32)
     assert np.array_equal(drawn.cpu().numpy(), expected)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from phalanx.launch.lines import LaunchLine
+from phalanx.launch.command_lines import LaunchLine
 
 # it ends with code 1 whatever its rank ended with, and says more in torchrun's words
 _LAUNCHER = """
@@ -22,7 +22,7 @@ SAVES = (
 
 def line(*words: str, host: str = "here", launcher: str = "torchrun") -> LaunchLine:
     """A line that runs here."""
-    return LaunchLine(launcher=launcher, host=host, words=words, folder=Path.cwd())
+    return LaunchLine(launcher=launcher, host=host, args=words, folder=Path.cwd())
 
 
 def ranked(program: str, host: str = "here") -> LaunchLine:

@@ -9,15 +9,15 @@ import pytest
 import yaml
 
 from phalanx.errors import ConfigError
-from phalanx.launch.hosts import lay_out_ranks
-from phalanx.launch.job_files import Job, write_job_file
-from phalanx.launch.lines import RankCommand
+from phalanx.launch.command_lines import RankCommand
+from phalanx.launch.hosts import make_host_layout
+from phalanx.launch.job_files import Job, format_job_file
 
 
 def make_job(folder: Path = Path("/work"), **more: object) -> Job:
-    layout = lay_out_ranks(hosts=(), nodes=2, replicas=4, devices_per_replica=2)
+    layout = make_host_layout(hosts=(), nodes=2, replicas=4, devices_per_replica=2)
     words = ("train", "demo", "--data-dir", "my data")
-    command = RankCommand(layout=layout, words=words, folder=folder, variables={"A": "it's"})
+    command = RankCommand(layout=layout, args=words, folder=folder, variables={"A": "it's"})
     given: dict = {"command": command, "name": "phalanx-demo", "line": "phalanx launch ..."}
     return Job(**{**given, "resumes": True, **more})
 
@@ -27,7 +27,7 @@ def make_job(folder: Path = Path("/work"), **more: object) -> Job:
 
 def test_the_script_asks_slurm_for_what_the_ranks_need():
     heads = [
-        text for text in write_job_file("sbatch", make_job()).splitlines() if "#SBATCH" in text
+        text for text in format_job_file("sbatch", make_job()).splitlines() if "#SBATCH" in text
     ]
     assert heads == [
         f"#SBATCH --{option}"
@@ -37,14 +37,14 @@ def test_the_script_asks_slurm_for_what_the_ranks_need():
             "open-mode=append",
         )
     ]
-    assert "gpus" not in write_job_file("sbatch", make_job(uses_gpus=False))
+    assert "gpus" not in format_job_file("sbatch", make_job(uses_gpus=False))
 
 
 @pytest.mark.parametrize("resumes", [True, False])
 @pytest.mark.parametrize("run_dir", [None, "runs/it's mine"])
 def test_bash_can_read_the_script(tmp_path, resumes, run_dir):
     script = tmp_path / "job.sh"
-    script.write_text(write_job_file("sbatch", make_job(resumes=resumes, run_dir=run_dir)))
+    script.write_text(format_job_file("sbatch", make_job(resumes=resumes, run_dir=run_dir)))
     subprocess.run(["bash", "-n", script], check=True)
 
 
@@ -79,7 +79,7 @@ class Slurm:
 def test_a_preempted_job_saves_and_is_requeued(tmp_path):
     saves = "trap 'kill $p; sleep 0.2; exit 75' TERM; sleep 60 & p=$!; touch ready; wait"
     slurm = Slurm(tmp_path, saves)
-    job = slurm.start(write_job_file("sbatch", make_job(tmp_path)))
+    job = slurm.start(format_job_file("sbatch", make_job(tmp_path)))
     deadline = time.monotonic() + 10
     while not (tmp_path / "ready").exists():
         assert time.monotonic() < deadline
@@ -97,15 +97,15 @@ def test_the_requeued_job_resumes_its_run_and_ends(tmp_path):
     run.mkdir(parents=True)
     (run / "run.json").touch()
     slurm = Slurm(tmp_path, "exit 0")
-    assert slurm.start(write_job_file("sbatch", make_job(tmp_path))).wait(timeout=10) == 0
+    assert slurm.start(format_job_file("sbatch", make_job(tmp_path))).wait(timeout=10) == 0
     (srun,) = slurm.read_calls()
     assert srun.endswith(" -m phalanx train --resume runs/phalanx-demo-7 ")
 
 
 def test_the_user_of_ssh_is_no_part_of_a_node_of_slurm():
-    layout = lay_out_ranks(hosts=("al@n1", "n2"), nodes=2, replicas=4, devices_per_replica=1)
-    command = RankCommand(layout=layout, words=("train",), folder=Path("/work"))
-    text = write_job_file("sbatch", make_job(command=command))
+    layout = make_host_layout(hosts=("al@n1", "n2"), nodes=2, replicas=4, devices_per_replica=1)
+    command = RankCommand(layout=layout, args=("train",), folder=Path("/work"))
+    text = format_job_file("sbatch", make_job(command=command))
     assert "#SBATCH --nodelist=n1,n2\n" in text and "al@" not in text
 
 
@@ -115,7 +115,7 @@ def test_a_plugin_is_named_again_at_every_resume(tmp_path):
         (tmp_path / "runs" / run).mkdir(parents=True)
         (tmp_path / "runs" / run / "run.json").touch()
     slurm = Slurm(tmp_path, "exit 0")
-    assert slurm.start(write_job_file("sbatch", job)).wait(timeout=10) == 0
+    assert slurm.start(format_job_file("sbatch", job)).wait(timeout=10) == 0
     (srun,) = slurm.read_calls()
     assert srun.endswith(" train --resume runs/phalanx-demo-7 --plugin mine,theirs ")
     pod = ["train", "--resume", "runs/phalanx-demo", "--plugin", "mine,theirs"]
@@ -125,7 +125,7 @@ def test_a_plugin_is_named_again_at_every_resume(tmp_path):
 @pytest.mark.parametrize("code", [2, 8])
 def test_a_job_that_fails_is_not_requeued(tmp_path, code):
     slurm = Slurm(tmp_path, f"exit {code}")
-    assert slurm.start(write_job_file("sbatch", make_job(tmp_path))).wait(timeout=10) == code
+    assert slurm.start(format_job_file("sbatch", make_job(tmp_path))).wait(timeout=10) == code
     assert len(slurm.read_calls()) == 1
 
 
@@ -133,7 +133,7 @@ def test_a_job_that_fails_is_not_requeued(tmp_path, code):
 
 
 def test_the_manifest_has_a_pod_for_each_host():
-    manifest = yaml.safe_load(write_job_file("pytorchjob", make_job(image="mine:1")))
+    manifest = yaml.safe_load(format_job_file("pytorchjob", make_job(image="mine:1")))
     assert (manifest["apiVersion"], manifest["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
     assert manifest["metadata"]["name"] == "phalanx-demo"
     pods = manifest["spec"]["pytorchReplicaSpecs"]
@@ -149,7 +149,7 @@ def test_the_manifest_has_a_pod_for_each_host():
 
 def run_pod(job: Job, folder: Path) -> list[str]:
     """The words that torchrun gets in a pod."""
-    manifest = yaml.safe_load(write_job_file("pytorchjob", job))
+    manifest = yaml.safe_load(format_job_file("pytorchjob", job))
     pod = manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
     (folder / "torchrun").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     (folder / "torchrun").chmod(0o700)
@@ -182,10 +182,10 @@ def test_a_pod_does_not_look_for_subnets():
     job = make_job()
     command = RankCommand(**{**vars(job.command), "interface": "10.1.3.0/24"})
     with pytest.raises(ConfigError, match="a pod's interface is known by its name"):
-        write_job_file("pytorchjob", make_job(command=command))
+        format_job_file("pytorchjob", make_job(command=command))
 
 
 def test_the_line_that_wrote_the_file_is_in_it():
     line = shlex.join(["phalanx", "launch", "--", "train"])
     for kind in ("sbatch", "pytorchjob"):
-        assert f"# {line}\n" in write_job_file(kind, make_job(line=line))
+        assert f"# {line}\n" in format_job_file(kind, make_job(line=line))

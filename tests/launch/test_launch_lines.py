@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.launch.hosts import lay_out_ranks
-from phalanx.launch.lines import RankCommand, write_lines
+from phalanx.launch.command_lines import RankCommand, build_launch_lines
+from phalanx.launch.hosts import make_host_layout
 
 BIN = Path(sys.executable).parent
 RANK = [sys.executable, "-m", "phalanx", "train", "demo"]
 
 
 def command(*hosts: str, replicas: int = 4, **more: object) -> RankCommand:
-    layout = lay_out_ranks(
+    layout = make_host_layout(
         hosts=hosts, nodes=len(hosts) or 1, replicas=replicas, devices_per_replica=1
     )
-    given: dict = {"words": ("train", "demo"), "folder": Path("/work dir"), **more}
+    given: dict = {"args": ("train", "demo"), "folder": Path("/work dir"), **more}
     return RankCommand(layout=layout, **given)
 
 
@@ -30,13 +30,13 @@ def torchrun(node: int, address: str, port: int, *, nodes: int, each: int) -> li
 
 
 def test_one_host_is_one_line_of_torchrun():
-    (line,) = write_lines("torchrun", command(master=("127.0.0.1", 4000)))
+    (line,) = build_launch_lines("torchrun", command(master=("127.0.0.1", 4000)))
     expected = torchrun(0, "127.0.0.1", 4000, nodes=1, each=4)
     assert shlex.split(line.text) == [*expected, "train", "demo"]
 
 
 def test_other_hosts_get_a_line_each_by_ssh_in_the_same_folder():
-    lines = write_lines(
+    lines = build_launch_lines(
         "torchrun",
         command(
             "localhost", "node2", variables={"A": "b'c $d"}, ssh_args=("-p", "22"), master=("n", 1)
@@ -59,8 +59,8 @@ def test_other_hosts_get_a_line_each_by_ssh_in_the_same_folder():
 
 def test_what_ssh_gets_arrives_as_it_was(tmp_path):
     values = {"A": "two words", "B": 'it\'s $HOME; "quoted"', "C": ""}
-    made = command("node1", "node2", variables=values, folder=tmp_path, words=("train", "a b"))
-    text = write_lines("torchrun", made)[1].text
+    made = command("node1", "node2", variables=values, folder=tmp_path, args=("train", "a b"))
+    text = build_launch_lines("torchrun", made)[1].text
     pretended = 'ssh() { eval "${@:$#}"; }; '  # what ssh does on the other side
     program = str(BIN / "torchrun")
     assert program in text
@@ -77,7 +77,7 @@ def test_what_ssh_gets_arrives_as_it_was(tmp_path):
 
 def test_srun_gets_tasks_and_nodes():
     made = command("n1", "me@n2", tag_output=True, variables={"A": "1"}, interface="eth0")
-    (line,) = write_lines("srun", made)
+    (line,) = build_launch_lines("srun", made)
     options = "--ntasks 4 --kill-on-bad-exit=0 --nodes 2 --ntasks-per-node 2 --nodelist n1,n2"
     network = ["env", "GLOO_SOCKET_IFNAME=eth0", "NCCL_SOCKET_IFNAME=eth0", "A=1"]
     assert shlex.split(line.text) == ["srun", *options.split(), "--label", *network, *RANK]
@@ -93,7 +93,7 @@ def test_mpirun_gets_slots_variables_and_interfaces():
         mpi_args=("--allow-run-as-root", "--mca", "btl", "tcp,self"),
         ssh_args=("-i", "my key"),
     )
-    words = shlex.split(write_lines("mpirun", made)[0].text)
+    words = shlex.split(build_launch_lines("mpirun", made)[0].text)
     assert words[:5] == ["mpirun", "-np", "4", "--host", "n1:2,n2:2"]
     assert words[5:9] == ["--bind-to", "none", "--wdir", "/work dir"]
     assert words.count("--allow-run-as-root") == 1 and "--tag-output" in words
@@ -105,11 +105,11 @@ def test_mpirun_gets_slots_variables_and_interfaces():
 
 
 def test_mpirun_gets_the_user_of_its_hosts_for_ssh_alone():
-    words = write_lines("mpirun", command("al@n1", "al@n2", ssh_args=("-v",)))[0].words
+    words = build_launch_lines("mpirun", command("al@n1", "al@n2", ssh_args=("-v",)))[0].args
     assert words[words.index("--host") + 1] == "n1:2,n2:2"  # it takes no @ in a name
     assert words[words.index("plm_rsh_args") + 1].startswith("-v -l al -o BatchMode=yes")
     with pytest.raises(ConfigError, match="--host al@n1,n2: mpirun logs in to all hosts as one"):
-        write_lines("mpirun", command("al@n1", "n2"))
+        build_launch_lines("mpirun", command("al@n1", "n2"))
 
 
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip")
@@ -121,8 +121,8 @@ def test_mpirun_gets_the_user_of_its_hosts_for_ssh_alone():
     ],
 )
 def test_a_subnet_finds_the_interface_of_each_host(subnet, code, out, err):
-    (line,) = write_lines("srun", command(interface=subnet))
-    words = line.words[line.words.index("sh") : -len(RANK)]
+    (line,) = build_launch_lines("srun", command(interface=subnet))
+    words = line.args[line.args.index("sh") : -len(RANK)]
     show = ["printenv", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
     done = subprocess.run([*words, *show], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (code, out) and done.stderr.endswith(err)

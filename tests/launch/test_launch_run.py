@@ -10,7 +10,7 @@ import pytest
 from shell_lines import SAVES, line, ranked
 
 from phalanx.errors import ConfigError
-from phalanx.launch.lines import LaunchLine
+from phalanx.launch.command_lines import LaunchLine
 from phalanx.launch.run import refuse_missing_programs, run_lines
 
 TESTS = Path(__file__).parent

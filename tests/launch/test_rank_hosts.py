@@ -7,15 +7,15 @@ import pytest
 from phalanx.errors import ConfigError
 from phalanx.launch.hosts import (
     check_instances,
-    divide_devices,
+    count_devices_per_replica,
     is_this_host,
-    lay_out_ranks,
-    read_hosts,
+    make_host_layout,
+    parse_hosts,
 )
 
 
-def lay_out(replicas: int, devices: int, *hosts: str):
-    return lay_out_ranks(
+def make_layout(replicas: int, devices: int, *hosts: str):
+    return make_host_layout(
         hosts=hosts, nodes=len(hosts), replicas=replicas, devices_per_replica=devices
     )
 
@@ -25,7 +25,7 @@ def lay_out(replicas: int, devices: int, *hosts: str):
     [(16, 1, 1, 16, 16), (16, 4, 4, 64, 16), (32, 4, 8, 128, 16), (1, 2, 2, 2, 1)],
 )
 def test_every_device_of_every_replica_has_a_rank(replicas, devices, hosts, ranks, each):
-    layout = lay_out(replicas, devices, *(f"node{number}" for number in range(hosts)))
+    layout = make_layout(replicas, devices, *(f"node{number}" for number in range(hosts)))
     assert (layout.ranks, layout.ranks_per_host) == (ranks, each)
 
 
@@ -46,7 +46,7 @@ def test_ranks_that_hosts_cannot_share_are_refused_with_the_nearest(
     replicas, devices, hosts, words
 ):
     with pytest.raises(ConfigError) as refused:
-        lay_out(replicas, devices, *(f"node{number}" for number in range(hosts)))
+        make_layout(replicas, devices, *(f"node{number}" for number in range(hosts)))
     assert words in str(refused.value)
 
 
@@ -60,14 +60,14 @@ def test_the_older_rules_are_told_in_their_words():
         match="devices must be a multiple of the replication factor, which is 4; give "
         "--num-devices 4 or 8",
     ):
-        divide_devices(6, 4)
+        count_devices_per_replica(6, 4)
     check_instances(8, 16)
-    assert divide_devices(8, 4) == 2
+    assert count_devices_per_replica(8, 4) == 2
 
 
 @pytest.mark.parametrize("text", ["a,b", "a, b", "a b", "a,b,"])
 def test_hosts_are_read_with_commas_or_spaces(text):
-    assert read_hosts(text) == ("a", "b")
+    assert parse_hosts(text) == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_hosts_are_read_with_commas_or_spaces(text):
 )
 def test_what_is_no_host_is_refused(text, words):
     with pytest.raises(ConfigError, match=words):
-        read_hosts(text)
+        parse_hosts(text)
 
 
 def test_this_host_is_known_by_its_names_and_addresses():

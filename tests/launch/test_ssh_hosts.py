@@ -14,9 +14,9 @@ import pytest
 from loopback_ssh import HOSTS, SSHD, ssh_server
 
 import phalanx
-from phalanx.engine.checkpoint_store import newest_checkpoint
+from phalanx.engine.checkpoint_store import find_newest_checkpoint
 from phalanx.errors import NetworkError
-from phalanx.launch.lines import LaunchLine
+from phalanx.launch.command_lines import LaunchLine
 from phalanx.launch.run import refuse_unreachable
 from phalanx.report.folder import open_run
 from phalanx.report.summary import read_summary
@@ -103,7 +103,7 @@ def test_sigterm_reaches_the_ranks_of_other_hosts_and_the_run_goes_on(digits, tm
     assert process.returncode == 75, err
     assert "SIGTERM: finishing this step and saving" in err and "everything is saved" in err
     assert "Traceback" not in err
-    assert newest_checkpoint(open_run(run).checkpoints) is not None
+    assert find_newest_checkpoint(open_run(run).checkpoints) is not None
     assert find_processes(str(run)) == []
 
 
@@ -118,7 +118,7 @@ def test_ranks_save_and_end_when_the_launch_is_killed(digits, tmp_path, ssh_args
     while find_processes(str(run)):
         assert time.monotonic() < deadline, "ranks are left"
         time.sleep(0.1)
-    assert newest_checkpoint(open_run(run).checkpoints) is not None
+    assert find_newest_checkpoint(open_run(run).checkpoints) is not None
 
 
 def test_a_lost_connection_ends_the_run_so_that_it_can_go_on(digits, tmp_path, ssh_args):
@@ -149,7 +149,7 @@ def test_a_host_that_does_not_answer_is_named_before_anything_starts(digits, tmp
 def test_a_host_without_our_folder_is_named(ssh_args):
     ssh = ("ssh", *ssh_args.split())
     line = LaunchLine(
-        launcher="torchrun", host=HOSTS[0], words=("true",), ssh=ssh, folder=Path("/nowhere")
+        launcher="torchrun", host=HOSTS[0], args=("true",), ssh=ssh, folder=Path("/nowhere")
     )
     with pytest.raises(NetworkError) as refused:
         refuse_unreachable([line])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.catalog.models import MODELS, SIZES_FILE, describe_variant, load_sizes
+from phalanx.catalog.models import MODELS, SIZES_FILE, describe_variant, read_model_sizes
 from phalanx.catalog.variant import Norm, Variant
 from phalanx.errors import ConfigError
 from phalanx.models.build import build_model
@@ -208,12 +208,12 @@ def test_a_batch_that_a_unit_cannot_take_is_told():
 
 
 def test_every_model_has_its_size_written_down():
-    assert list(load_sizes()) == list(MODELS), "stale: run `make docs`"
+    assert list(read_model_sizes()) == list(MODELS), "stale: run `make docs`"
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_written_size_is_the_counted_one(name):
-    written = load_sizes()[name], len(MODELS[name].units)
+    written = read_model_sizes()[name], len(MODELS[name].units)
     assert count_size(MODELS[name]) == written, "stale: run `make docs`"
 
 

@@ -34,7 +34,7 @@ def predict(
     units = list_units(variant, num_classes=CLASSES, image_size=SIZE)
     specs = [
         StageSpec(units=own, in_flight=count_in_flight(pipeline.order(stage, passes=passes)))
-        for stage, own in enumerate(pipeline.cut(units))
+        for stage, own in enumerate(pipeline.split_units(units))
     ]
     one_pass = PassSpec(
         num_classes=CLASSES,
@@ -83,7 +83,7 @@ def measure_peaks(
     whole = build_model(variant, num_classes=CLASSES).train()
     assert isinstance(whole, UnitModel)
     x, peaks = torch.rand(BATCH, 3, SIZE, SIZE), []
-    stages = pipeline.cut([*whole.units])
+    stages = pipeline.split_units([*whole.units])
     for stage, units in enumerate(stages):
         part = ModelPart(whole, units).train()
         output = part(x).detach()
@@ -115,7 +115,7 @@ def test_a_real_stage_takes_what_is_predicted(name, schedule, recomputes):
     variant = MODELS[name]
     pipeline = Pipeline(starts=CUTS[name], schedule=schedule)
     units = list_units(variant, num_classes=CLASSES, image_size=SIZE)
-    stored = [own[-1] for own in pipeline.cut(units)[:-1]] if recomputes else None
+    stored = [own[-1] for own in pipeline.split_units(units)[:-1]] if recomputes else None
     passes = 4 * pipeline.stages + 1  # two groups and one more
     found = predict(variant, pipeline, passes=passes, stored=stored)
     real = measure_peaks(variant, pipeline, stored, passes=passes)

@@ -10,7 +10,7 @@ from phalanx.optim.build import OptimSettings, build_optimizer
 from phalanx.optim.half_weights import HALF_TYPES, HalfWeights
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 from phalanx.optim.update import collect_gradients, set_velocity_scale, update_weights
-from phalanx.plan.draws import GOLDEN, mix, stream_key
+from phalanx.plan.draws import GOLDEN, splitmix64, stream_key
 from small_rounding import round_to
 from small_steps import DEVICES, RULES, give_gradients, rate_at, scale_at, settings_of, toy, trained
 
@@ -136,7 +136,7 @@ def test_the_update_is_the_rules_own_then_rounded_with_the_weights_key(dtype, st
         **name_optimizer_state(exact, reference),
     }.items():
         base = np.array([stream_key(seed, f"rounding {name}", 0)])
-        keys.add(key := int(mix(base + GOLDEN + np.uint64(step))[0]))
+        keys.add(key := int(splitmix64(base + GOLDEN + np.uint64(step))[0]))
         rounded = round_to(value.detach(), dtype, key=key, saturate=False, stochastic=stochastic)
         assert torch.equal(given[name], rounded), name
     assert len(keys) == 16

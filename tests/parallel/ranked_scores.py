@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from ranked_sessions import TIMEOUT, run_ranks
 
-from phalanx.assemble.scorable import read_untrained
-from phalanx.assemble.score import open_untrained
+from phalanx.assemble.score import open_untrained_model
+from phalanx.assemble.scoring_target import read_untrained_settings
 from phalanx.engine.evaluate import Score
 from phalanx.parallel.ranks import Ranks, open_store
 from phalanx.plan.world import read_world
@@ -23,10 +23,10 @@ COLUMNS = ("indices", "labels", "ranked", "confidence", "losses")
 
 def score_model(flags: Mapping[str, str], ranks: Ranks | None = None) -> Score:
     """The score of resnet8 with its first weights, on the demo's images."""
-    settings = read_untrained("resnet8", flags)
+    settings = read_untrained_settings("resnet8", flags)
     assert settings is not None
-    with open_untrained(settings, ranks) as session:
-        found = session.evaluate(session.scoring_feed.validation())
+    with open_untrained_model(settings, ranks) as session:
+        found = session.evaluate(session.scoring_feed.validation_batches())
         assert found is not None
         return found
 

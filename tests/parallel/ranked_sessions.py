@@ -45,7 +45,7 @@ def run_session(case: Case, ranks: Ranks | None = None) -> dict[str, Tensor]:
             metrics.append(session.train_step(passes, plan.lr(state.step)))
             if state.step == case.get("stop"):
                 break
-        state.settle()
+        state.load_mean_statistics()
         if "save" in case:
             save_session(session, Path(case["save"]))
         left = list_tensors(session)
@@ -57,27 +57,27 @@ def run_session(case: Case, ranks: Ranks | None = None) -> dict[str, Tensor]:
 
 def list_tensors(session: Session) -> dict[str, Tensor]:
     """The tensors of a state, of all stages, by name."""
-    state, links = session.state, session.place.links
+    state, links = session.state, session.rank_context.links
     found = {f"weights {name}": t for name, t in state.model.state_dict().items()}
     optimizer = name_optimizer_state(state.model, state.optimizer)
     found |= {f"optimizer {name}": t for name, t in optimizer.items()}
     if state.average is not None:
         found |= {f"average {name}": t for name, t in state.average.tensors().items()}
-    if state.replicas is not None:
-        found |= {f"replica {name}": t for name, t in state.replicas.tensors().items()}
+    if state.replica_statistics is not None:
+        found |= {f"replica {name}": t for name, t in state.replica_statistics.tensors().items()}
     parts = [found] if links is None else links.gather(found)
     return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def save_session(session: Session, folder: Path) -> None:
     """A checkpoint, which all ranks find there afterwards."""
-    place = session.place
+    context = session.rank_context
     saver = CheckpointSaver(
         folder,
         keep=1,
         run_facts={"norm_layout": "contiguous"},
-        writes=place.role.writes,
-        consensus=place.consensus,
+        writes=context.role.writes,
+        consensus=context.consensus,
     )
     saver.save(session.state)
     saver.wait()

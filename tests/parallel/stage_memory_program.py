@@ -36,7 +36,7 @@ def measure(flags: dict[str, str], ranks: Ranks) -> dict[str, int]:
             live.ignore(tensor)
         with live:
             session.train_step(passes, plan.lr(1))
-        predicted = predict_step_memory(settings.config, plan, stage=session.place.stage)
+        predicted = predict_step_memory(settings.config, plan, stage=session.rank_context.stage)
         return {"predicted": predicted.peak, "measured": there + live.peak}
 
 

@@ -20,7 +20,7 @@ from phalanx.parallel.ranks import (
     leave_store,
     open_store,
     peer_errors,
-    sign_failure,
+    register_failure,
 )
 from phalanx.plan.world import World
 
@@ -90,12 +90,12 @@ def test_no_thread_of_gloo_outlives_the_last_line(first):
     ("changes", "told"),
     [
         (
-            {"rank": 2, "size": 3, "told_by": "TF_CONFIG"},
+            {"rank": 2, "size": 3, "size_variable": "TF_CONFIG"},
             f"rank 2 on {HOST}: TF_CONFIG tells of 3 ranks, and that of rank 0 on {HOST} of 2; all "
             "ranks must have the same",
         ),
         (
-            {"rank": 1, "members": ("a:1", "c:1"), "told_by": "TF_CONFIG"},
+            {"rank": 1, "members": ("a:1", "c:1"), "size_variable": "TF_CONFIG"},
             f"rank 1 on {HOST}: TF_CONFIG lists other ranks than that of rank 0 on {HOST}; all ",
         ),
         ({"rank": 0, "joins_store": True}, f"rank 0 on {HOST}: another process has already come "),
@@ -120,8 +120,8 @@ def test_a_rank_of_another_world_ends_all(changes, told, first):
 def test_the_first_failure_is_known_to_all(first):
     second = replace(first, rank=1, local_rank=1)
     stores = [open_store(world, timeout=5) for world in (first, second)]
-    assert sign_failure(second, stores[1], 75) is None
-    assert sign_failure(first, stores[0], 3) == 75
+    assert register_failure(second, stores[1], 75) is None
+    assert register_failure(first, stores[0], 3) == 75
     assert find_failure(first, stores[0]) == 75
     assert find_failure(second, stores[1]) is None, "its own"
     leave_store(second, stores[1])
@@ -135,7 +135,9 @@ def test_a_failure_that_nobody_can_be_told_is_told_once_a_host(first):
             raise RuntimeError("the store is on the host that is gone")
 
     world = replace(first, size=6, local_size=3)
-    silent = [sign_failure(replace(world, rank=n, local_rank=n % 3), Gone(), 75) for n in range(6)]
+    silent = [
+        register_failure(replace(world, rank=n, local_rank=n % 3), Gone(), 75) for n in range(6)
+    ]
     assert silent[1:] == [None, 75, None, 75, 75], "rank 0 is gone"
 
 

@@ -43,7 +43,9 @@ with open_watchdog():
 
 
 def test_a_hang_of_a_run_that_can_go_on_says_how(tmp_path):
-    process = start(tmp_path, HANG.replace("()", '(find_way_on=lambda: "phalanx go on")', 1))
+    process = start(
+        tmp_path, HANG.replace("()", '(find_resume_command=lambda: "phalanx go on")', 1)
+    )
     _, shown = process.communicate(timeout=20)
     assert process.returncode == 75
     assert shown.splitlines()[-1] == (

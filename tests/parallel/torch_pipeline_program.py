@@ -38,9 +38,9 @@ class ContiguousStage(nn.Module):
 
 def run_in_torch(session: Session, passes: list[MicroBatch]) -> tuple[nn.Module, int]:
     """The stage with the gradients that torch's own pipeline gives it, and its buffers' bytes."""
-    place, plan = session.place, session.plan
+    context, plan = session.rank_context, session.plan
     rows, size = plan.micro_batch, plan.image_size
-    links, part = place.links, copy.deepcopy(session.model).train()
+    links, part = context.links, copy.deepcopy(session.model).train()
     example = torch.zeros(rows, 3, size, size)
     whole = Session(session.config, plan).model.eval()
     with torch.no_grad():
@@ -50,7 +50,7 @@ def run_in_torch(session: Session, passes: list[MicroBatch]) -> tuple[nn.Module,
     between = between.contiguous().requires_grad_()
     stage = PipelineStage(
         ContiguousStage(part),
-        place.stage,
+        context.stage,
         2,
         torch.device("cpu"),
         input_args=(example,) if links.is_first else (between,),

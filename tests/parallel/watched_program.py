@@ -15,10 +15,12 @@ watchdog._PEERS_S, watchdog._LAST_WORDS_S = 0.02, 0.3
 def open_watchdog(
     seconds: float = 0.1,
     describe: Callable[[], str] = lambda: "step 12\x1b[2J",
-    find_way_on: Callable[[], str] = str,
+    find_resume_command: Callable[[], str] = str,
 ) -> Watchdog:
     report = Path(sys.argv[1])
-    return Watchdog(seconds, describe, rank=1, ranks=4, report=report, find_way_on=find_way_on)
+    return Watchdog(
+        seconds, describe, rank=1, ranks=4, report=report, find_resume_command=find_resume_command
+    )
 
 
 def wait_for_peers() -> None:

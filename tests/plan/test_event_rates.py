@@ -9,7 +9,14 @@ from itertools import product
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.plan.events import CKPTS, LOGS, EventKind, Every, adjust_event_rate, nearest_divisor
+from phalanx.plan.events import (
+    CKPTS,
+    LOGS,
+    EventKind,
+    Every,
+    adjust_event_rate,
+    find_nearest_divisor,
+)
 from phalanx.units import parse_rate
 
 CIFAR = Fraction(781)  # 50000 images, 64 a step, the tail dropped: 11 * 71 steps
@@ -29,7 +36,7 @@ def settled(
 
 
 def due_steps(every: Every) -> list[int]:
-    return [step for step in range(every.total_steps + 1) if every.due(step)]
+    return [step for step in range(every.total_steps + 1) if every.is_due(step)]
 
 
 # --- TensorFlow 2, "Periodic host events": CIFAR-10, micro-batch 8, accumulation 8 ---
@@ -114,7 +121,7 @@ def test_every_way_out_that_is_named_is_one():
     ("wanted", "found"), [(2, 1), (10, 11), (40, 11), (41, 11), (42, 71), (1000, 781)]
 )
 def test_the_closest_divisor_of_781(wanted, found):
-    assert nearest_divisor(781, Fraction(wanted)) == found
+    assert find_nearest_divisor(781, Fraction(wanted)) == found
 
 
 def test_a_divisor_is_the_nearest_of_all():
@@ -122,7 +129,9 @@ def test_a_divisor_is_the_nearest_of_all():
     for whole, wanted in product([1, 2, 36, 49, 97, 360], [Fraction(n, 2) for n in range(1, 800)]):
         divisors = [n for n in range(1, whole + 1) if whole % n == 0]
         best = min(abs(n - wanted) for n in divisors)
-        assert nearest_divisor(whole, wanted) == min(n for n in divisors if abs(n - wanted) == best)
+        assert find_nearest_divisor(whole, wanted) == min(
+            n for n in divisors if abs(n - wanted) == best
+        )
 
 
 def test_a_first_checkpoint_sets_the_clock():

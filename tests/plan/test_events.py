@@ -28,7 +28,7 @@ def by_definition(rate: Fraction, steps_per_epoch: Fraction, total: int) -> list
 
 
 def due_steps(every: Every) -> list[int]:
-    return [step for step in range(every.total_steps + 1) if every.due(step)]
+    return [step for step in range(every.total_steps + 1) if every.is_due(step)]
 
 
 def test_the_definition_is_what_one_expects():
@@ -48,8 +48,8 @@ def test_events_come_when_the_definition_says(rate):
 def test_the_last_step_is_always_due_and_the_start_never():
     for rate, steps_per_epoch, total in RUNS:
         every = Every(rate, steps_per_epoch, total)
-        assert every.due(total) is (rate > 0)
-        assert not every.due(0)
+        assert every.is_due(total) is (rate > 0)
+        assert not every.is_due(0)
 
 
 def test_no_point_is_lost():
@@ -79,6 +79,6 @@ def test_whole_epochs_fall_on_their_last_step():
 def test_the_answer_depends_on_the_step_alone():
     every = Every(Fraction(3), Fraction(10, 3), 200)
     steps = list(range(1, 201))
-    straight = {step: every.due(step) for step in steps}
+    straight = {step: every.is_due(step) for step in steps}
     random.Random(1).shuffle(steps)
-    assert {step: every.due(step) for step in steps} == straight
+    assert {step: every.is_due(step) for step in steps} == straight

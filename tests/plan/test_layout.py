@@ -7,14 +7,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from phalanx.errors import ConfigError
-from phalanx.plan.layout import Layout, count_accumulation, describe_layout, lay_out
+from phalanx.plan.layout import Layout, count_accumulation, describe_layout, make_layout
 
 
 @st.composite
 def layouts(draw):
     """Any layout that is made of up to 96 replicas and 40 devices."""
     span, groups = draw(st.integers(1, 12)), draw(st.integers(1, 8))
-    return lay_out(span * groups, devices=draw(st.integers(0, 40)), bn_span=span)
+    return make_layout(span * groups, devices=draw(st.integers(0, 40)), bn_span=span)
 
 
 @given(layouts())
@@ -68,10 +68,12 @@ def test_span_groups_hold_all_ranks_or_none(layout):
 @given(st.integers(1, 12), st.integers(1, 8), st.integers(1, 40))
 def test_as_many_devices_are_used_as_replicas_allow(span, groups, devices):
     replicas = span * groups
-    layout = lay_out(replicas, devices=devices, bn_span=span)
+    layout = make_layout(replicas, devices=devices, bn_span=span)
     assert layout.ranks <= min(devices, replicas)
     assert layout.folded == (layout.ranks < replicas)
-    assert lay_out(replicas, devices=layout.ranks, bn_span=span) == layout, "others change nothing"
+    assert make_layout(replicas, devices=layout.ranks, bn_span=span) == layout, (
+        "others change nothing"
+    )
     if devices >= replicas:
         assert (layout.ranks, layout.turn_size, layout.rounds) == (replicas, 1, 1)
     if span == 1:
@@ -82,13 +84,13 @@ def test_as_many_devices_are_used_as_replicas_allow(span, groups, devices):
 def test_a_span_that_does_not_divide_is_answered_with_those_that_do(replicas, span):
     assume(replicas % span)
     with pytest.raises(ConfigError) as caught:
-        lay_out(replicas, devices=1, bn_span=span)
+        make_layout(replicas, devices=1, bn_span=span)
     told = str(caught.value)
     assert told.startswith(f"--bn-span {span}: ") and len(told) < 120
     if span > replicas:
         ways = f"--replicas {span}, or a multiple of that, or --bn-span {replicas}"
         assert told.endswith(f"are only {replicas} replicas; give {ways}")
-        lay_out(replicas, devices=1, bn_span=replicas)
+        make_layout(replicas, devices=1, bn_span=replicas)
         return
     ways = [int(word) for word in told.partition("; use ")[2].replace(" or ", ", ").split(", ")]
     fits = [n for n in range(1, replicas + 1) if replicas % n == 0]

@@ -9,7 +9,7 @@ from phalanx.config.read import read_settings
 from phalanx.config.schema import Config
 from phalanx.config.train_options import LossConfig
 from phalanx.errors import ConfigError
-from phalanx.plan.loss_scale import LossScale, doubling_problems, make_loss_scale
+from phalanx.plan.loss_scale import LossScale, list_doubling_problems, make_loss_scale
 
 
 def scale(
@@ -95,7 +95,7 @@ def test_one_scale_stays():
     ],
 )
 def test_scales_that_cannot_be(initial, final, said):
-    assert doubling_problems(initial, final) == [said]
+    assert list_doubling_problems(initial, final) == [said]
     with pytest.raises(ConfigError) as caught:
         scale(initial, final, 10)
     assert str(caught.value) == said
@@ -110,7 +110,7 @@ def test_a_scale_that_would_wipe_out_the_loss_is_refused(option, number):
 
 @pytest.mark.parametrize(("initial", "final"), [(None, 1), (3, 96), (0.5, 1024), (7, 7)])
 def test_scales_that_can_be(initial, final):
-    assert doubling_problems(initial, final) == []
+    assert list_doubling_problems(initial, final) == []
     assert scale(initial, final, 100).at(999) == final
 
 

@@ -8,7 +8,11 @@ import pytest
 import yaml
 
 from phalanx.assemble.prepare import StartingPoint
-from phalanx.assemble.scorable import ScorableCheckpoint, fit_scoring, plan_checkpoint
+from phalanx.assemble.scoring_target import (
+    ScorableCheckpoint,
+    adapt_settings_to_scoring,
+    plan_checkpoint,
+)
 from phalanx.config.read import dump_config, read_settings, read_stored_settings
 from phalanx.errors import ConfigError
 from phalanx.plan.layout import Layout
@@ -18,8 +22,8 @@ from phalanx.plan.machine_choice import (
     choose_machine,
     choose_scoring_machine,
     plan_layout,
+    resolve_replicas,
     reuse_machine,
-    settle_replicas,
 )
 from phalanx.plan.plan import DatasetCounts, make_plan
 
@@ -54,13 +58,13 @@ def settings_with(**options: object):
 
 
 def settle(**options: object):
-    return settle_replicas(settings_with(**options))
+    return resolve_replicas(settings_with(**options))
 
 
 def plan(**options: object):
     settings = settle(**options)
     machine = choose_machine(settings.config)
-    return make_plan(settings.config, FACTS, machine, typed=settings.typed)
+    return make_plan(settings.config, FACTS, machine, user_options=settings.user_options)
 
 
 def refusal(**options: object) -> str:
@@ -116,7 +120,7 @@ def test_auto_keeps_the_global_batch_of_the_replicas_it_replaces(tmp_path, numbe
     file = tmp_path / "mine.yaml"
     file.write_text(f"extends: demo\nbatch-size: 4\ngradient-accumulation: 3\nreplicas: {number}\n")
     flags = {"device": "cpu", "devices": "8", "replicas": "auto"}
-    settled = settle_replicas(read_settings(str(file), flags))
+    settled = resolve_replicas(read_settings(str(file), flags))
     found = make_plan(settled.config, FACTS, choose_machine(settled.config))
     assert (found.replicas, found.accumulation, found.global_batch) == (8, 6, 4 * 3 * 16)
 
@@ -131,13 +135,13 @@ def test_a_batch_that_auto_cannot_keep_is_refused_with_ways_out(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("extends: demo\ndevice: cpu\ndevices: 4\nreplicas: auto\n")
     with pytest.raises(ConfigError) as caught:
-        settle_replicas(read_settings(str(file)))
+        resolve_replicas(read_settings(str(file)))
     assert str(caught.value) == f"{file}:4: replicas auto: {told}"
 
 
 def test_a_number_is_not_replaced():
     settings = settings_with(replicas=16, devices=4)
-    assert settle_replicas(settings) is settings
+    assert resolve_replicas(settings) is settings
     assert settle(replicas=3, devices=4).config.machine.replicas == 3
     assert settings_with().config.machine.replicas == 1, "one is the default"
 
@@ -222,7 +226,9 @@ def test_scoring_needs_no_more_than_one_device():
 )
 def test_a_checkpoint_is_scored_on_the_devices_that_are_asked_for_now(flags, ranks, threads):
     trained = settings_with(replicas=4, devices=4, no_fold=True, bn_span=2).config.flat()
-    found = fit_scoring(read_stored_settings(trained, flags=flags, where="run", name="run"))
+    found = adapt_settings_to_scoring(
+        read_stored_settings(trained, flags=flags, where="run", name="run")
+    )
     scoring = make_plan(found.config, FACTS, choose_scoring_machine(found.config))
     assert (scoring.layout, scoring.threads) == (Layout(ranks, ranks), threads)
     assert scoring.global_batch == 4 * scoring.micro_batch  # epochs are counted as in training
@@ -231,8 +237,8 @@ def test_a_checkpoint_is_scored_on_the_devices_that_are_asked_for_now(flags, ran
 def test_a_launchers_ranks_score_whatever_the_replicas_are(launch):
     launch(6, here=2)
     for replicas in ("auto", 1, 16):
-        config = fit_scoring(settings_with(replicas=replicas, devices=2)).config
-        scoring = make_plan(config, FACTS, choose_scoring_machine(config), typed=["devices"])
+        config = adapt_settings_to_scoring(settings_with(replicas=replicas, devices=2)).config
+        scoring = make_plan(config, FACTS, choose_scoring_machine(config), user_options=["devices"])
         assert (scoring.layout, scoring.threads) == (Layout(6, 6), 4)
         assert scoring.warnings == ("--devices 2 has no effect: the launcher started the ranks",)
 
@@ -241,7 +247,7 @@ def test_our_own_ranks_do_what_devices_asks_for(launch, monkeypatch):
     launch(2)
     monkeypatch.setenv("PHALANX_RESTART", "0")
     assert plan(replicas=2, devices=2).warnings == ()
-    config = fit_scoring(settings_with(devices=2)).config
+    config = adapt_settings_to_scoring(settings_with(devices=2)).config
     assert make_plan(config, FACTS, choose_scoring_machine(config)).warnings == ()
 
 
@@ -293,7 +299,7 @@ def test_more_ranks_than_replicas_are_replicas_each_and_that_is_said(launch):
 def test_more_replicas_than_ranks_fold(launch):
     launch(2)
     settings = settings_with(replicas=8)
-    assert settle_replicas(settings) is settings
+    assert resolve_replicas(settings) is settings
     assert plan(replicas=8).layout.replicas_of(1) == (1, 3, 5, 7)
     assert refusal(replicas=8, no_fold=True).startswith(
         "--no-fold: 8 replicas need 8 devices, and the launcher started 2; "
@@ -424,4 +430,6 @@ def test_workers_share_the_cores_of_their_machine(launch, monkeypatch):
     launch(8, here=2)
     settings = settings_with(data="folder", data_dir=".", replicas=8)
     machine = choose_machine(settings.config)
-    assert make_plan(settings.config, FACTS, machine, typed=settings.typed).workers == 8
+    assert (
+        make_plan(settings.config, FACTS, machine, user_options=settings.user_options).workers == 8
+    )

@@ -9,9 +9,9 @@ from phalanx.plan.pipeline import (
     Pipeline,
     choose_starts,
     count_in_flight,
-    list_cuts,
+    list_starts,
     measure_bubble,
-    needs_cuts,
+    needs_splits,
     order_passes,
     time_passes,
 )
@@ -176,20 +176,20 @@ def test_filters_say_where_a_model_may_be_cut():
 )
 def test_what_cannot_be_cut_is_refused(options, told):
     config = read_config(**options)
-    assert needs_cuts(config)
+    assert needs_splits(config)
     with pytest.raises(ConfigError) as refused:
-        list_cuts(config, [*COSTS])
+        list_starts(config, [*COSTS])
     assert str(refused.value) == told
 
 
 def test_named_splits_need_no_others():
-    assert not needs_cuts(read_config(pipeline="true", pipeline_splits="layer2/0"))
-    assert not needs_cuts(read_config(shards="1"))
+    assert not needs_splits(read_config(pipeline="true", pipeline_splits="layer2/0"))
+    assert not needs_splits(read_config(shards="1"))
 
 
 def test_a_networks_own_units_are_cut_in_order():
     def cut(*starts: str) -> tuple[tuple[str, ...], ...]:
-        return Pipeline(starts=starts, schedule="Grouped").cut("abcd")
+        return Pipeline(starts=starts, schedule="Grouped").split_units("abcd")
 
     assert cut("b", "d") == (("a",), ("b", "c"), ("d",))
     for starts, reason in {

@@ -28,7 +28,7 @@ WRONG = {
 def refused(preset: str, flags: dict[str, str]) -> list[str]:
     settings = read_settings(preset, flags)
     with pytest.raises(ConfigError) as caught:
-        make_plan(settings.config, FACTS, CPU, places=settings.places)
+        make_plan(settings.config, FACTS, CPU, locations=settings.locations)
     return str(caught.value).splitlines()
 
 

@@ -20,8 +20,8 @@ from phalanx.plan.schedule import (
     WARMUPS,
     Schedule,
     ScheduleOptions,
+    find_peak_lr,
     make_schedule,
-    peak_rate,
 )
 from phalanx.units import RunLength, parse_duration
 
@@ -273,7 +273,7 @@ def imagenet_clock(batch: int, epochs: int) -> RunLength:
 def test_the_rates_of_tf1_resnet50_with_group_norm():
     clock = imagenet_clock(1024, 65)
     assert clock.total_steps == 81_324
-    peak = peak_rate(ScheduleConfig(base_learning_rate=-11), global_batch=1024)
+    peak = find_peak_lr(ScheduleConfig(base_learning_rate=-11), global_batch=1024)
     schedule = scheduled(clock, peak, shape="cosine", warmup="6255st")
     expected = {0: 0.0, 1251: 0.0999416, 6255: 0.4927371, 40662: 0.25}
     assert {s: schedule.lr(s) for s in expected} == pytest.approx(expected, abs=5e-8)
@@ -284,7 +284,7 @@ def test_the_rates_of_tf1_mlperf():
     assert (clock.total_steps, clock.total_steps * 5 // 44) == (29_360, 3336)
     schedule = scheduled(
         clock,
-        peak_rate(ScheduleConfig(lr=3.824), global_batch=1920),
+        find_peak_lr(ScheduleConfig(lr=3.824), global_batch=1920),
         shape="polynomial",
         power=2.0,
         end_ratio=1e-4 / 3.824,
@@ -316,14 +316,14 @@ def test_the_rates_of_tf1_mlperf():
 )
 def test_peaks_that_scale_with_the_batch(option, value, batch, peak):
     config = ScheduleConfig(**{option: value})
-    assert peak_rate(config, global_batch=batch) == pytest.approx(peak, rel=1e-7)
+    assert find_peak_lr(config, global_batch=batch) == pytest.approx(peak, rel=1e-7)
 
 
 def test_a_peak_may_leave_the_accumulation_out():
     # section 1.4: PopART's 2^n * batch-size counts all replicas but one pass
     def rate(batch: str) -> float:
         config = ScheduleConfig(base_learning_rate=-6, lr_batch=batch)
-        return peak_rate(config, global_batch=96, accumulation=3)
+        return find_peak_lr(config, global_batch=96, accumulation=3)
 
     assert (rate("pass"), rate("global")) == (0.5, 1.5)
 
@@ -385,7 +385,7 @@ def test_the_rates_of_tf2_resnet50_with_8192_images_a_step():
 
     clock = RunLength(15600, Fraction(IMAGENET // 8192))
     assert clock.steps_per_epoch == 156  # section 8
-    peak = peak_rate(ScheduleConfig(lr_per_image=0.0001220703125), global_batch=8192)
+    peak = find_peak_lr(ScheduleConfig(lr_per_image=0.0001220703125), global_batch=8192)
     schedule = scheduled(
         clock, peak, warmup="5ep", warmup_mode="mask", staircase=True, length="100ep"
     )
@@ -399,7 +399,7 @@ def test_the_rates_of_tf2_mlperf_end_before_the_fall_does():
             return peak * (step + 1) / 3336
         return (peak - end) * (1 - (step - 3335) / (39 * 667)) ** 2 + end
 
-    peak = peak_rate(ScheduleConfig(lr_per_image=0.001991319444444), global_batch=1920)
+    peak = find_peak_lr(ScheduleConfig(lr_per_image=0.001991319444444), global_batch=1920)
     end = 2.18e-05 * peak
     clock = RunLength(40 * 667, Fraction(667))
     schedule = scheduled(

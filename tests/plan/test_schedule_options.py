@@ -7,9 +7,9 @@ import pytest
 from phalanx.errors import ConfigError
 from phalanx.plan.schedule import (
     ScheduleOptions,
+    list_schedule_problems,
+    list_schedule_warnings,
     make_schedule,
-    schedule_problems,
-    schedule_warnings,
 )
 from phalanx.units import RunLength, parse_duration
 
@@ -28,7 +28,7 @@ def asked(**given: object) -> ScheduleOptions:
 
 def refused(clock: RunLength = TEN_EPOCHS, **given: object) -> str:
     """The only problem, which is also what the maker raises."""
-    (problem,) = schedule_problems(asked(**given), clock)
+    (problem,) = list_schedule_problems(asked(**given), clock)
     with pytest.raises(ConfigError) as caught:
         make_schedule(asked(**given), 1.0, clock)
     assert str(caught.value) == problem
@@ -38,7 +38,7 @@ def refused(clock: RunLength = TEN_EPOCHS, **given: object) -> str:
 def told(clock: RunLength = TEN_EPOCHS, **given: object) -> str:
     """The only warning of a schedule that can be made."""
     make_schedule(asked(**given), 1.0, clock)
-    (warning,) = schedule_warnings(asked(**given), clock)
+    (warning,) = list_schedule_warnings(asked(**given), clock)
     return warning
 
 
@@ -55,8 +55,8 @@ def test_sound_schedules_have_no_problems_and_no_warnings():
         asked(warmup="1ep", warmup_mode="mask", staircase=True),
         asked(staircase=True),
     ):
-        assert schedule_problems(options, TEN_EPOCHS) == []
-        assert schedule_warnings(options, TEN_EPOCHS) == []
+        assert list_schedule_problems(options, TEN_EPOCHS) == []
+        assert list_schedule_warnings(options, TEN_EPOCHS) == []
 
 
 # --- refused ---
@@ -74,8 +74,8 @@ def test_a_warmup_that_leaves_nothing_to_a_schedule_that_waits():
         "--warmup-mode shift: the warm-up takes all 100 steps and leaves none to the cosine; "
         "shorten --warmup-epoch, or choose ramp or mask"
     )
-    assert not schedule_problems(asked(warmup="10ep", warmup_mode="mask"), TEN_EPOCHS)
-    assert not schedule_problems(
+    assert not list_schedule_problems(asked(warmup="10ep", warmup_mode="mask"), TEN_EPOCHS)
+    assert not list_schedule_problems(
         asked(warmup="10ep", warmup_mode="shift", length="5ep"), TEN_EPOCHS
     )
 
@@ -161,7 +161,7 @@ def test_a_staircase_whose_only_tread_is_nothing():
 
 def test_all_problems_are_told_at_once():
     options = asked(shape="step", warmup="11ep", staircase=True, freq=Fraction(1))
-    problems = schedule_problems(options, TEN_EPOCHS)
+    problems = list_schedule_problems(options, TEN_EPOCHS)
     assert [line.split(":")[0].split()[0] for line in problems] == [
         "--warmup-epoch",
         "--lr-schedule",
@@ -182,7 +182,7 @@ def test_a_drop_beyond_the_end():
     assert told(shape="step", milestones="10") == (
         "--lr-epoch-decay: 10ep is step 100, and the run ends at 100; the rate does not fall there"
     )
-    assert schedule_warnings(asked(shape="step", milestones="99st"), TEN_EPOCHS) == []
+    assert list_schedule_warnings(asked(shape="step", milestones="99st"), TEN_EPOCHS) == []
 
 
 def test_a_first_epoch_at_nothing():
@@ -196,7 +196,7 @@ def test_a_rate_that_is_never_refreshed():
     assert told(freq=Fraction(1, 11)) == (
         "--lr-scheduler-freq 1/11: the run ends before the rate is refreshed once"
     )
-    assert schedule_warnings(asked(freq=Fraction(1, 10)), TEN_EPOCHS) == []
+    assert list_schedule_warnings(asked(freq=Fraction(1, 10)), TEN_EPOCHS) == []
 
 
 # --- every option arrives ---

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phalanx.assemble.dataset_summary import build_input_spec
-from phalanx.assemble.feed import stays_unasked
+from phalanx.assemble.feed import keeps_on_device_by_default
 from phalanx.catalog.datasets import DATASETS
 from phalanx.config.presets import builtin_preset_folder
 from phalanx.config.read import read_settings
@@ -123,7 +123,9 @@ def test_no_preset_of_ours_has_an_option_that_changes_nothing(name):
 def typed_notes(preset: str = "demo", chosen: MachineChoice = CPU, **flags: str) -> list[str]:
     """What is told of options that were typed."""
     settings = read_settings(preset, {name.replace("_", "-"): t for name, t in flags.items()})
-    return list(make_plan(settings.config, FACTS, chosen, typed=settings.typed).warnings)
+    return list(
+        make_plan(settings.config, FACTS, chosen, user_options=settings.user_options).warnings
+    )
 
 
 def test_the_five_options_of_a_run_that_does_without_them():
@@ -268,7 +270,7 @@ def test_the_plan_and_the_feed_agree_on_which_sets_may_lie_on_a_gpu(options):
     recipe = build_input_spec(config, make_plan(config, FACTS, GPU))
     why_not = find_resident_problem(recipe, recipe.open("valid"))
     assert can_keep_on_device(config) == (
-        stays_unasked(torch.device("cuda"), config) and not why_not
+        keeps_on_device_by_default(torch.device("cuda"), config) and not why_not
     )
 
 

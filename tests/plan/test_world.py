@@ -114,7 +114,7 @@ def test_open_mpis_world_is_read():
         local_size=2,
         address="10.0.0.1",
         port=found.port if found else 0,
-        told_by="OMPI_COMM_WORLD_SIZE",
+        size_variable="OMPI_COMM_WORLD_SIZE",
     )
     assert 20_000 <= found.port < 30_000, "not among those of outgoing connections"
     other = read_world({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"})
@@ -160,7 +160,7 @@ def test_slurms_world_is_read():
         local_size=1,
         address="rack2n01",
         port=found.port if found else 0,
-        told_by="SLURM_STEP_NUM_TASKS",
+        size_variable="SLURM_STEP_NUM_TASKS",
     )
     other = read_world({**SLURM, "SLURM_PROCID": "1", "SLURM_NODEID": "0", "SLURM_LOCALID": "1"})
     assert other == replace(found, rank=1, local_rank=1, local_size=2)
@@ -206,7 +206,7 @@ def test_the_world_of_tf_config_is_read():
         local_size=2,
         address="a",
         port=2222,
-        told_by="TF_CONFIG",
+        size_variable="TF_CONFIG",
         members=tuple(WORKERS),
     )
     cluster = {"worker": WORKERS[1:], "chief": ["[::1]:99"], "ps": ["p:1"]}

@@ -11,7 +11,7 @@ from phalanx.dialects.table import OldValues
 from phalanx.dialects.tf2_params import port_schedule
 from phalanx.dialects.tf2_table import CONFIGS, TRAIN_TABLE
 from phalanx.dialects.tf2_values import count_accumulation, count_batch
-from phalanx.plan.schedule import Schedule, make_schedule, peak_rate, read_schedule_options
+from phalanx.plan.schedule import Schedule, find_peak_lr, make_schedule, read_schedule_options
 from phalanx.units import RunLength
 
 LOGS = (
@@ -117,7 +117,9 @@ def schedule_of(capsys, options: str, *, epochs: int = 6) -> Schedule:
         {n: v for n, v in answer["resolved"].items() if OPTIONS[n].section == "schedule"}
     )
     run = RunLength(answer["plan"]["total_steps"], Fraction(100))
-    return make_schedule(read_schedule_options(section), peak_rate(section, global_batch=500), run)
+    return make_schedule(
+        read_schedule_options(section), find_peak_lr(section, global_batch=500), run
+    )
 
 
 COSINE = "--lr-schedule cosine --lr-schedule-params '{initial_learning_rate: 0.002, "

@@ -2,8 +2,8 @@
 
 import pytest
 
-from phalanx.profile.attribution import Label, attribute, list_pass_order
-from phalanx.profile.step_table import build_table
+from phalanx.profile.attribution import Label, attribute_events, list_pass_order
+from phalanx.profile.step_table import build_step_table
 
 HOST, AUTOGRAD, GPU = 10, 11, 7
 
@@ -86,7 +86,9 @@ def make_replayed_step(names: list[str]) -> list[dict]:
 
 
 def read_labels(events: list[dict], **more) -> dict[str, Label]:
-    return {work.name: work.label for work in attribute(events, ["stem", "head"], **more).device}
+    return {
+        work.name: work.label for work in attribute_events(events, ["stem", "head"], **more).device
+    }
 
 
 def test_a_kernel_belongs_to_the_unit_whose_line_launched_it():
@@ -103,34 +105,34 @@ def test_a_kernel_belongs_to_the_unit_whose_line_launched_it():
 
 
 def test_replayed_kernels_have_the_units_of_the_pass_before_their_capture():
-    order = list_pass_order(attribute(make_plain_step(), ["stem", "head"]))
+    order = list_pass_order(attribute_events(make_plain_step(), ["stem", "head"]))
     names = [name for name, _ in order]
     assert names[0] == "conv"
     assert "sgd" not in names
-    found = attribute(make_replayed_step(names), ["stem", "head"], order)
+    found = attribute_events(make_replayed_step(names), ["stem", "head"], order)
     assert found.matched == 1
     labels = {work.name: work.label for work in found.device}
     assert labels["conv_back"] == ("stem", "backward")
     assert labels["sgd"] == ("update", "")
     # one more kernel, such as where gradients are added to others, goes with the one before it
     names.insert(names.index("linear_back") + 1, "accumulate")
-    found = attribute(make_replayed_step(names), ["stem", "head"], order)
+    found = attribute_events(make_replayed_step(names), ["stem", "head"], order)
     assert {work.name: work.label for work in found.device}["accumulate"] == ("head", "backward")
     assert found.matched == pytest.approx(7 / 8)
 
 
 def test_a_replay_of_something_else_has_no_units():
-    order = list_pass_order(attribute(make_plain_step(), ["stem", "head"]))
-    found = attribute(make_replayed_step(["a", "b", "conv", "c"]), ["stem", "head"], order)
+    order = list_pass_order(attribute_events(make_plain_step(), ["stem", "head"]))
+    found = attribute_events(make_replayed_step(["a", "b", "conv", "c"]), ["stem", "head"], order)
     assert {work.label.part for work in found.device} == {"replay", "update"}
-    table = build_table(found, ["stem", "head"], step=11, images=4, title="t")
+    table = build_step_table(found, ["stem", "head"], step=11, images=4, title="t")
     assert "graph, units unknown" in [part.part for part in table.parts]
     assert "25% of them were found" in table.notes[0]
 
 
 def test_with_a_gpu_its_time_counts_and_the_rest_is_idle():
-    found = attribute(make_plain_step(), ["stem", "head"])
-    table = build_table(found, ["stem", "head"], step=11, images=4, title="t")
+    found = attribute_events(make_plain_step(), ["stem", "head"])
+    table = build_step_table(found, ["stem", "head"], step=11, images=4, title="t")
     times = {part.part: round(part.ms * 1000) for part in table.parts}
     assert times == {
         "waiting for data": 10,
@@ -146,12 +148,12 @@ def test_with_a_gpu_its_time_counts_and_the_rest_is_idle():
 
 def test_a_trace_without_a_step_is_refused():
     with pytest.raises(ValueError, match="no step"):
-        attribute([mark("forward", 0, 1)], ["stem"])
+        attribute_events([mark("forward", 0, 1)], ["stem"])
 
 
 def test_only_the_last_plain_pass_tells_the_order():
     first = [mark("forward", 12, 3), launch(13, 20), kernel("tuning", 16, 1, 20)]
-    order = list_pass_order(attribute([*first, *make_plain_step()], ["stem", "head"]))
+    order = list_pass_order(attribute_events([*first, *make_plain_step()], ["stem", "head"]))
     assert "tuning" not in [name for name, _ in order]
     assert len(order) == 7
 
@@ -177,7 +179,7 @@ def test_a_transfer_between_stages_is_no_sum_of_gradients():
 @pytest.mark.parametrize(("device", "is_noted"), [("cuda", True), ("cpu", False)])
 def test_a_gpu_whose_kernels_are_not_recorded_is_noted(device, is_noted):
     events = [event for event in make_plain_step() if event["cat"] != "kernel"]
-    found = attribute(events, ["stem", "head"])
-    table = build_table(found, ["stem", "head"], step=11, images=4, title="t", device=device)
+    found = attribute_events(events, ["stem", "head"])
+    table = build_step_table(found, ["stem", "head"], step=11, images=4, title="t", device=device)
     note = "note: the driver gave no kernels: times are those of the host, which only launches them"
     assert (note in table.list_lines()) == is_noted

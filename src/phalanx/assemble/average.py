@@ -9,13 +9,13 @@ from typing import Any
 from safetensors.torch import load as tensors_from_bytes
 from torch import Tensor
 
-from phalanx.assemble.scorable import (
+from phalanx.assemble.score import ScoredModel, open_checkpoint, score_checkpoint
+from phalanx.assemble.scoring_target import (
     ScorableCheckpoint,
     find_checkpoint,
-    list_consecutive,
+    list_consecutive_checkpoints,
     read_checkpoint,
 )
-from phalanx.assemble.score import ScoredModel, open_checkpoint, score_checkpoint
 from phalanx.catalog.variant import NORM_LAYOUT_KEY
 from phalanx.disk import remove_quietly
 from phalanx.engine.checkpoint_store import (
@@ -25,8 +25,8 @@ from phalanx.engine.checkpoint_store import (
     REPLICAS,
     WEIGHTS,
     FileContent,
+    parse_step,
     read_files,
-    step_in_name,
     write_checkpoint_as,
 )
 from phalanx.engine.state import hash_weights
@@ -40,7 +40,7 @@ from phalanx.report.summary import AVERAGE_FILE, AverageScore, write_average_sco
 
 
 @dataclass(frozen=True, kw_only=True)
-class Averaged:
+class AveragedRun:
     """The newest checkpoint of a run and the average of the last ones, both scored."""
 
     account: dict[str, Any]
@@ -48,25 +48,25 @@ class Averaged:
     scores: tuple[ScoredModel, ScoredModel]
 
 
-def average_run(folder: RunFolder, how: Averaging, flags: Mapping[str, str]) -> Averaged:
+def average_run(folder: RunFolder, averaging: Averaging, flags: Mapping[str, str]) -> AveragedRun:
     """Average the last checkpoints of a run, and store the average and both scores in the run."""
     newest = read_checkpoint(find_checkpoint(folder.path), flags)
-    found = list_consecutive(folder.checkpoints, newest)
-    checkpoints = found[-how.count_among(len(found), where=folder.checkpoints) :]
-    steps = [step_in_name(checkpoint) for checkpoint in checkpoints]
-    account = {**asdict(how), "count": len(checkpoints), "steps": steps}
-    average = read_checkpoint(_write_average(newest, checkpoints, how, account), flags)
+    found = list_consecutive_checkpoints(folder.checkpoints, newest)
+    checkpoints = found[-averaging.count_among(len(found), where=folder.checkpoints) :]
+    steps = [parse_step(checkpoint) for checkpoint in checkpoints]
+    account = {**asdict(averaging), "count": len(checkpoints), "steps": steps}
+    average = read_checkpoint(_write_average(newest, checkpoints, averaging, account), flags)
     scores = score_checkpoint(newest), score_checkpoint(average)
     both = AverageScore(account=account, newest=scores[0].row, average=scores[1].row)
     write_average_score(folder.path, both)
     paths = newest.start.checkpoint, average.start.checkpoint
-    return Averaged(account=account, paths=paths, scores=scores)
+    return AveragedRun(account=account, paths=paths, scores=scores)
 
 
 def _write_average(
     newest: ScorableCheckpoint,
     checkpoints: Sequence[Path],
-    how: Averaging,
+    averaging: Averaging,
     account: dict[str, Any],
 ) -> Path:
     """Write the average of checkpoints, oldest first, into their folder; returns its path.
@@ -74,9 +74,9 @@ def _write_average(
     Apart from the weights it holds the newest's files, so that it can be read as a checkpoint.
     """
     states = (tensors_from_bytes(read_files(path, WEIGHTS)[WEIGHTS]) for path in checkpoints)
-    weights = average_weights(states, strategy=how.strategy, decay=how.decay)
-    if how.norm_steps:
-        weights |= _reestimate_statistics(newest, weights, steps=how.norm_steps)
+    weights = average_weights(states, strategy=averaging.strategy, decay=averaging.decay)
+    if averaging.norm_steps:
+        weights |= _reestimate_statistics(newest, weights, steps=averaging.norm_steps)
     checkpoint, facts = newest.start.checkpoint, newest.start.facts
     sha256 = hash_weights(weights)
     facts_now = {**facts, "format": FORMAT, "weights_sha256": sha256, "averaged": account}

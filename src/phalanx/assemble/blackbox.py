@@ -12,27 +12,27 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.assemble.prepare import PreparedRun, refuse_other_weights, start_from
+from phalanx.assemble.prepare import PreparedRun, find_starting_point, refuse_other_weights
 from phalanx.disk import remove_quietly, write_atomically
-from phalanx.engine.checkpoint_store import list_checkpoints, step_in_name
+from phalanx.engine.checkpoint_store import list_checkpoints, parse_step
 from phalanx.engine.dynamic_loss_scale import DynamicLossScale
 from phalanx.errors import ConfigError, Stopped, UserError
 from phalanx.plan.plan import Plan
 from phalanx.report.folder import RunFolder, format_json, read_json_object
 from phalanx.report.records import Records, read_metrics
-from phalanx.report.terminal import clean_name
+from phalanx.report.terminal import escape_name
 from phalanx.units import format_plural
 
 if TYPE_CHECKING:
     from phalanx.assemble.feed import StepImage
-    from phalanx.assemble.place import Place
+    from phalanx.assemble.rank_context import RankContext
     from phalanx.assemble.session import Session
     from phalanx.engine.fused_update import DeviceLossScale
     from phalanx.engine.probe import NonFiniteFinding, Probe
     from phalanx.engine.state import StepMetrics
 
 _BLACKBOX, _FORMAT = "blackbox.json", 1
-LAST = 64  # steps to keep
+LAST_STEPS = 64  # steps to keep
 _SHOWN = 4  # images that are named in a line
 _ALWAYS = ("seed", "determinism", "precision", "model", "data")  # others only if they were set
 
@@ -44,7 +44,7 @@ def describe_step_images(images: "Sequence[StepImage]") -> str:
         for image in images[:_SHOWN]
     ]
     more = f" and {len(images) - _SHOWN:,} more" if len(images) > _SHOWN else ""
-    return clean_name(", ".join(words) + more)
+    return escape_name(", ".join(words) + more)
 
 
 def finding_to_json(finding: "NonFiniteFinding", images: "Sequence[StepImage]") -> dict[str, Any]:
@@ -57,13 +57,13 @@ def finding_to_json(finding: "NonFiniteFinding", images: "Sequence[StepImage]") 
     }
 
 
-def find_first(
-    mine: "NonFiniteFinding | None", place: "Place", plan: Plan
+def find_first_nonfinite(
+    mine: "NonFiniteFinding | None", context: "RankContext", plan: Plan
 ) -> "NonFiniteFinding | None":
     """The first finding of all ranks: outputs before other kinds, earlier images before later."""
     if mine is not None:
-        mine = replace(mine, rows=place.locate(mine.rows, plan))
-    found = [one for one in place.gather(mine) if one is not None]
+        mine = replace(mine, rows=context.find_step_indices(mine.rows, plan))
+    found = [one for one in context.gather(mine) if one is not None]
     return min(found, key=lambda one: (one.what != "output", one.rows), default=None)
 
 
@@ -82,9 +82,9 @@ def _is_finite(entry: dict[str, Any]) -> bool:
     return all(isfinite(float(entry[name] or 0)) for name in ("loss", "grad_norm"))
 
 
-def last_steps(folder: Path) -> list[dict[str, Any]]:
+def read_last_steps(folder: Path) -> list[dict[str, Any]]:
     """The last steps in metrics.jsonl, up to the first that is not finite."""
-    last: deque[dict[str, Any]] = deque(maxlen=LAST)
+    last: deque[dict[str, Any]] = deque(maxlen=LAST_STEPS)
     for entry in read_metrics(folder, scores=False):
         last.append(entry)
         if not _is_finite(entry):
@@ -106,15 +106,18 @@ class BlackBox:
     def diagnose(self, metrics: "StepMetrics") -> str:
         """Where the last step went wrong, or how to find out, and what to do."""
         run = self.prepared.run
-        finding = self.probe and find_first(
-            self.probe.find(metrics.loss, metrics.grad_norm), self.session.place, self.prepared.plan
+        finding = self.probe and find_first_nonfinite(
+            self.probe.find_nonfinite(metrics.loss, metrics.grad_norm),
+            self.session.rank_context,
+            self.prepared.plan,
         )
         cause = f"phalanx replay {run.path}{run.plugin_flag} names the module and the image"
         if finding:
-            images = self.session.feed.step_images(self.session.state.step)
+            images = self.session.feed.list_step_images(self.session.state.step)
             self.cause = finding_to_json(finding, images)
-            seen = [images[row] for row in finding.rows]
-            cause = finding.describe() + (f", for {describe_step_images(seen)}" if seen else "")
+            affected = [images[row] for row in finding.rows]
+            names = f", for {describe_step_images(affected)}" if affected else ""
+            cause = finding.describe() + names
         # a checkpoint that is still being written has another prefix
         fork = ", or fork the last checkpoint," if any(run.checkpoints.glob("*step-*")) else ""
         return (
@@ -123,7 +126,7 @@ class BlackBox:
         )
 
     @contextmanager
-    def recording(
+    def record_failure(
         self,
         read_metrics: "Callable[[], list[StepMetrics]]",
         write_metrics: "Callable[[int, list[StepMetrics]], None]",
@@ -145,7 +148,7 @@ class BlackBox:
         except Exception as failure:
             with suppress(UserError):  # the first failure is the one to report
                 self.records.flush()
-                known = last_steps(self.records.folder)
+                known = read_last_steps(self.records.folder)
                 with suppress(RuntimeError):  # a device that failed returns no numbers
                     write_metrics(known[-1]["step"] + 1 if known else began_at + 1, read_metrics())
                 self.records.flush()
@@ -154,19 +157,19 @@ class BlackBox:
 
     def _write(self, failure: Exception, began_at: int) -> None:
         run, plan, settings = self.prepared.run, self.prepared.plan, self.prepared.settings
-        rows = last_steps(run.path)
+        rows = read_last_steps(run.path)
         diverged = bool(rows) and not _is_finite(rows[-1])
         done = rows[-1]["step"] if rows else began_at
         step = done if diverged else done + 1
         options = settings.config.flat()
-        images = self.session.feed.step_images(step) if step <= plan.total_steps else []
+        images = self.session.feed.list_step_images(step) if step <= plan.total_steps else []
         box = {
             "format": _FORMAT,
             "step": step if step <= plan.total_steps else None,
             "unsound": diverged,
             "why": f"{type(failure).__name__}: {failure}",
             "cause": self.cause,
-            "checkpoint": _name_start(run, step),
+            "checkpoint": _find_replay_start(run, step),
             "seed": settings.config.train.seed,
             "device": plan.device,
             "precision": plan.precision,
@@ -185,27 +188,27 @@ class BlackBox:
         write_atomically(run.path / _BLACKBOX, format_json(box))
 
 
-def _checkpoint_before(run: RunFolder, step: int) -> Path | None:
+def _find_checkpoint_before(run: RunFolder, step: int) -> Path | None:
     """The run's newest checkpoint from before a step."""
-    earlier = [path for path in list_checkpoints(run.checkpoints) if step_in_name(path) < step]
+    earlier = [path for path in list_checkpoints(run.checkpoints) if parse_step(path) < step]
     return earlier[-1] if earlier else None
 
 
-def _name_start(run: RunFolder, step: int) -> str | None:
+def _find_replay_start(run: RunFolder, step: int) -> str | None:
     """The checkpoint a replay of a step starts from, the run's or its parent's; None: step 0."""
-    own, parent = _checkpoint_before(run, step), run.facts["parent"]
+    own, parent = _find_checkpoint_before(run, step), run.facts["parent"]
     if own is not None:
         return str(own.relative_to(run.path))
     return None if parent is None else str(parent["checkpoint"])
 
 
-def _failing_step(run: RunFolder) -> int | None:
+def _find_failing_step(run: RunFolder) -> int | None:
     """The step a run failed at, from its black box or its metrics; None if it did not fail."""
     box = run.path / _BLACKBOX
     if box.exists():
         step = read_json_object(box).get("step")
         return int(step) if step is not None else None
-    last = last_steps(run.path)[-1:]
+    last = read_last_steps(run.path)[-1:]
     return next((int(entry["step"]) for entry in last if not _is_finite(entry)), None)
 
 
@@ -213,7 +216,7 @@ def prepare_replay(prepared: PreparedRun, step: int | None) -> tuple[PreparedRun
     """A run with its starting point before a step, and the step; if None, where it failed."""
     run, plan = prepared.run, prepared.plan
     total = plan.total_steps
-    wanted = _failing_step(run) if step is None else step
+    wanted = _find_failing_step(run) if step is None else step
     if wanted is None:
         raise ConfigError(
             f"{run.path}: no step failed, so there is none to repeat; name one from 1 to "
@@ -224,7 +227,7 @@ def prepare_replay(prepared: PreparedRun, step: int | None) -> tuple[PreparedRun
             f"--step {wanted}: the run has {format_plural(total, 'step')}; give one from 1 to "
             f"{total}"
         )
-    start = start_from(_checkpoint_before(run, wanted), run)
+    start = find_starting_point(_find_checkpoint_before(run, wanted), run)
     if start is None:
         refuse_other_weights(run, prepared.config)
     elif start.use == "fork" and start.first_step(plan) >= wanted:

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from phalanx.assemble.place import Place
-from phalanx.catalog.models import load_sizes
+from phalanx.assemble.rank_context import RankContext
+from phalanx.catalog.models import read_model_sizes
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.schema import Config
 from phalanx.engine.dynamic_loss_scale import DynamicLossScale
@@ -68,17 +68,17 @@ def build_network(
     if with_init_weights:
         _load_init_weights(model, config)
     if stage is not None:
-        model = _cut_stage(model, plan, stage)
+        model = _build_stage(model, plan, stage)
     if plan.recompute_patterns is not None:
         enable_recomputation(model, plan.recompute_patterns, variant=variant)
     return model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def _cut_stage(model: nn.Module, plan: Plan, stage: int) -> ModelPart:
+def _build_stage(model: nn.Module, plan: Plan, stage: int) -> ModelPart:
     """One stage of a model; ConfigError for a plugin's model that is more than its units."""
     assert plan.pipeline is not None
     whole = to_unit_model(model)
-    names, stages = [*whole.state_dict()], plan.pipeline.cut([*whole.units])
+    names, stages = [*whole.state_dict()], plan.pipeline.split_units([*whole.units])
     parts = [ModelPart(whole, units) for units in stages]
     found = {name for part in parts for name in part.state_dict()}
     outside = [name for name in names if name not in found]
@@ -132,7 +132,7 @@ def _explain_misfit(
             return f"{misfit}: --data names other data, {way_out}"
         return f"it has no {head} that fits: {way_out}"
     trained = [t.numel() for n, t in found.items() if not n.endswith(_STATISTICS)]
-    alike = [name for name, size in load_sizes().items() if size.parameters == sum(trained)]
+    alike = [name for name, size in read_model_sizes().items() if size.parameters == sum(trained)]
     if alike and config.model.model not in alike:
         return f"it has as many parameters as {' and '.join(alike)}: try --model {alike[0]}"
     return (
@@ -141,7 +141,7 @@ def _explain_misfit(
     )
 
 
-def prepare_kernels(model: nn.Module, plan: Plan, place: Place, store: ChoiceStore) -> None:
+def prepare_kernels(model: nn.Module, plan: Plan, context: RankContext, store: ChoiceStore) -> None:
     """Compile and choose the kernels of training passes, for every image size of the run.
 
     With strict determinism nothing is measured, and the choice is always the same.
@@ -151,11 +151,11 @@ def prepare_kernels(model: nn.Module, plan: Plan, place: Place, store: ChoiceSto
         return
     CHOICES.measures = plan.determinism != "strict"
     store.load()
-    device, rows = next(model.parameters()).device, plan.micro_batch * place.layout.turn_size
+    device, rows = next(model.parameters()).device, plan.micro_batch * context.layout.turn_size
     for size in (plan.image_size, *(size for _, size in plan.growth)):
         images = torch.zeros(rows, 3, size, size, device=device, dtype=half)
         tune_kernels(model, images.to(memory_format=torch.channels_last), half=half)
-    store.save(place.gather, writes=place.role.writes)
+    store.save(context.gather, writes=context.role.writes)
 
 
 def build_optim_settings(config: Config) -> OptimSettings:
@@ -176,7 +176,7 @@ def build_optim_settings(config: Config) -> OptimSettings:
     )
 
 
-def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> TrainState:
+def build_state(model: nn.Module, config: Config, plan: Plan, context: RankContext) -> TrainState:
     """The training state of a model at step 0."""
     device_type = next(model.parameters()).device.type
     options = config.optim
@@ -197,12 +197,12 @@ def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> T
     if options.ema_decay:
         state.average = WeightAverage(model, decay=options.ema_decay)
     if plan.replicas > 1:
-        state.replicas = ReplicaStatistics(
-            model, place.layout, rank=place.rank, average=state.average, gather=place.gather
+        state.replica_statistics = ReplicaStatistics(
+            model, context.layout, rank=context.rank, average=state.average, gather=context.gather
         )
-    if place.links is not None and place.layout.pipeline_of(place.rank) == 0:
-        state.collect = place.links.collect
-    if state.half is None and place.links is None and config.machine.kernels == "auto":
+    if context.links is not None and context.layout.pipeline_of(context.rank) == 0:
+        state.gather_to_first = context.links.gather_to_first
+    if state.half is None and context.links is None and config.machine.kernels == "auto":
         _fuse_update(state, config)
     return state
 
@@ -221,7 +221,7 @@ def _fuse_update(state: TrainState, config: Config) -> None:
         velocity_ratio=config.optim.loss_velocity_scaling_ratio,
         scaler=scaler,
         average=state.average,
-        replicas=state.replicas,
+        replica_statistics=state.replica_statistics,
     )
 
 

@@ -12,12 +12,12 @@ from phalanx.catalog.variant import OwnVariant
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
-from phalanx.plan.machine_choice import choose_machine, settle_replicas
+from phalanx.plan.machine_choice import choose_machine, resolve_replicas
 from phalanx.plan.model import build_variant, choose_image_size
-from phalanx.plan.pipeline import choose_starts, count_stages, is_sharded, list_cuts, needs_cuts
+from phalanx.plan.pipeline import choose_starts, count_stages, is_sharded, list_starts, needs_splits
 from phalanx.plan.plan import DatasetCounts, Plan, count_global_batch, count_run_length, make_plan
-from phalanx.plan.preset_fit import fit_averaging, fit_schedule
-from phalanx.plan.schedule import count_start
+from phalanx.plan.preset_adaptation import adapt_averaging, adapt_schedule
+from phalanx.plan.schedule import find_schedule_start
 from phalanx.units import RunLength, format_plural, parse_pair
 
 if TYPE_CHECKING:  # imported in functions: a plan without data does not need them
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # imported in functions: a plan without data does not need th
     from phalanx.data.loading.reader import InputSpec
     from phalanx.data.transforms.transform import TransformSpec
 
-MADE_UP = ("generated", "synthetic")
+RANDOM_DATASETS = ("generated", "synthetic")
 CHOSEN_ORIGIN = "chosen"  # of values that are chosen when a run is created, and stored with it
 
 
@@ -49,8 +49,8 @@ class DatasetSummary:
 
 def inspect_dataset(config: Config) -> DatasetSummary:
     """The summary of a config's dataset: images and classes are counted, files fingerprinted."""
-    if config.data.data in MADE_UP:
-        return summarise_made_up(config)
+    if config.data.data in RANDOM_DATASETS:
+        return summarise_random_dataset(config)
     from phalanx.data.formats.detect import count_ignored
     from phalanx.data.formats.index import IndexedSource
     from phalanx.data.formats.sources import ValSplit, open_source
@@ -141,7 +141,7 @@ def _has_boxes(source: "Source") -> bool:
     return hasattr(source, "box") if index is None else index.boxes is not None
 
 
-def summarise_made_up(config: Config) -> DatasetSummary:
+def summarise_random_dataset(config: Config) -> DatasetSummary:
     """The summary of data without files, whose length comes from --iterations."""
     classes = DATASETS[config.data.data].classes
     assert classes is not None
@@ -173,14 +173,14 @@ def summarise_published(config: Config) -> DatasetSummary | None:
     )
 
 
-def inspect_or_recall(config: Config) -> DatasetSummary:
+def summarise_dataset(config: Config) -> DatasetSummary:
     """The summary of the dataset, or the catalog's facts about it if no folder is named."""
     missing = DATASETS[config.data.data].needs_folder and config.data.data_dir is None
     return (summarise_published(config) if missing else None) or inspect_dataset(config)
 
 
 class PlannedRun(NamedTuple):
-    """A run that does not exist yet: options fitted to the data, the plan, and the data."""
+    """A run that does not exist yet: options adapted to the data, the plan, and the data."""
 
     settings: Settings
     plan: Plan
@@ -198,35 +198,35 @@ def plan_run(settings: Settings, *, without_data: bool = False) -> tuple[Plan, D
 def plan_new_run(
     settings: Settings, *, without_data: bool = False, without_torch: bool = False
 ) -> PlannedRun:
-    """The same, with the settings that a new run stores: a preset's values fitted to the run.
+    """The same, with the settings that a new run stores: a preset's values adapted to the run.
 
     without_torch: pipeline splits that are not given stay open, because choosing them needs torch.
     """
-    settings = settle_replicas(settings)
+    settings = resolve_replicas(settings)
     config = settings.config
-    dataset = inspect_or_recall(config) if without_data else inspect_dataset(config)
-    fitted = fit_settings(settings, dataset.counts)
+    dataset = summarise_dataset(config) if without_data else inspect_dataset(config)
+    adapted = adapt_settings(settings, dataset.counts)
     is_cropped = DATASETS[config.data.data].augment == "resized-crop"  # else the plan says it
     if config.augment.use_bbox_info and is_cropped and not dataset.has_boxes:
         note = "--use-bbox-info has no effect: no image of this data has a box"
-        fitted = replace(fitted, notes=(*fitted.notes, note))
-    if needs_cuts(config):
-        plan_settings(fitted, dataset.counts)  # refuses what is wrong without importing torch
-        fitted = fitted if without_torch else choose_cuts(fitted, dataset.counts)
-    return PlannedRun(fitted, plan_settings(fitted, dataset.counts), dataset)
+        adapted = replace(adapted, notes=(*adapted.notes, note))
+    if needs_splits(config):
+        plan_settings(adapted, dataset.counts)  # refuses what is wrong without importing torch
+        adapted = adapted if without_torch else choose_pipeline_splits(adapted, dataset.counts)
+    return PlannedRun(adapted, plan_settings(adapted, dataset.counts), dataset)
 
 
-def choose_cuts(settings: Settings, counts: DatasetCounts) -> Settings:
+def choose_pipeline_splits(settings: Settings, counts: DatasetCounts) -> Settings:
     """The settings with the first unit of each stage chosen, if the options do not give them.
 
     Without --pipeline the stages run one after the other.
     """
     config = settings.config
-    if not needs_cuts(config):
+    if not needs_splits(config):
         return settings
     variant = build_variant(config)
     if not isinstance(variant, OwnVariant):
-        list_cuts(config, variant.units)
+        list_starts(config, variant.units)
 
     from phalanx.models.stage_cost import estimate_costs
 
@@ -238,7 +238,7 @@ def choose_cuts(settings: Settings, counts: DatasetCounts) -> Settings:
     changes = {"pipeline_splits": starts}
     if is_sharded(config):
         changes["pipeline_schedule"] = "Sequential"
-        if "pipeline-schedule" in settings.typed:
+        if "pipeline-schedule" in settings.user_options:
             notes.append(
                 f"--pipeline-schedule {config.pipeline.pipeline_schedule} has no effect with "
                 "--shards alone, whose stages take turns; --pipeline lets them work at once"
@@ -253,21 +253,20 @@ def choose_cuts(settings: Settings, counts: DatasetCounts) -> Settings:
 
 
 def plan_settings(settings: Settings, counts: DatasetCounts) -> Plan:
-    """The plan of settings that were fitted to the data, with all warnings about them."""
-    config = settings.config
-    plan = make_plan(
-        config, counts, choose_machine(config), places=settings.places, typed=settings.typed
-    )
+    """The plan of settings that were adapted to the data, with all warnings about them."""
+    config, options = settings.config, settings.user_options
+    machine = choose_machine(config)
+    plan = make_plan(config, counts, machine, locations=settings.locations, user_options=options)
     missing = [f"train refuses this: {settings.missing}"] * bool(settings.missing)
     return replace(plan, warnings=(*missing, *settings.notes, *plan.warnings))
 
 
-def fit_settings(settings: Settings, counts: DatasetCounts) -> Settings:
+def adapt_settings(settings: Settings, counts: DatasetCounts) -> Settings:
     """The settings with a preset's values for a longer run shortened or left out."""
     config = settings.config
     try:
         run = count_run_length(config, counts)
-        start = count_start(config.schedule, run)
+        start = find_schedule_start(config.schedule, run)
     except ConfigError:
         return settings  # reported later, together with all other problems
     owners = {"preset": "the preset's", "run": "the run's"}
@@ -277,9 +276,9 @@ def fit_settings(settings: Settings, counts: DatasetCounts) -> Settings:
         if (owner := origin.partition(" ")[0]) in owners
     }
     left = RunLength(run.total_steps - start, run.steps_per_epoch)
-    changes, notes = fit_schedule(config.schedule, inherited, left, settings.made_for)
+    changes, notes = adapt_schedule(config.schedule, inherited, left, settings.preset_length)
     origins = {name: f"{settings.origins[name]}, shortened" for name in changes}
-    defaults, not_averaged = fit_averaging(config, inherited, run)
+    defaults, not_averaged = adapt_averaging(config, inherited, run)
     origins |= dict.fromkeys(defaults, "default")
     if not origins:
         return settings

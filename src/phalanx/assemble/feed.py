@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from phalanx.assemble.dataset_summary import Preprocessing
-from phalanx.assemble.place import Place
+from phalanx.assemble.rank_context import RankContext
 from phalanx.catalog.datasets import DATASETS
 from phalanx.config.schema import Config
 from phalanx.data.formats.decode import BadImage
@@ -49,8 +49,10 @@ class _DeviceBatch(NamedTuple):
 class LoadedFeed:
     """Batches of the images that a loader reads."""
 
-    def __init__(self, loader: Loader, plan: Plan, normaliser: Normaliser, place: Place) -> None:
-        self.loader, self._plan, self._normaliser, self._place = loader, plan, normaliser, place
+    def __init__(
+        self, loader: Loader, plan: Plan, normaliser: Normaliser, context: RankContext
+    ) -> None:
+        self.loader, self._plan, self._normaliser, self._context = loader, plan, normaliser, context
         self._labels: NDArray[np.int64] | None = None
         self._copying: dict[str, Generator[Any, None, None]] = {}  # running copies, by split
 
@@ -65,16 +67,16 @@ class LoadedFeed:
 
     def batches_from(self, step: int) -> Iterator[list[MicroBatch]]:
         """The micro-batches of each step from `step` on."""
-        if not self._place.reads():
+        if not self._context.reads_images():
             yield from self._blank_steps(step)
             return
         steps = self.loader.steps_from(
             step,
             self._plan.total_steps,
             micro_batch=self._plan.micro_batch,
-            share=self._place.train_share,
+            share=self._context.train_share,
         )
-        for passes in self._on_device(steps, "train"):
+        for passes in self._prefetch_to_device(steps, "train"):
             yield [
                 MicroBatch(self._normaliser.normalise(batch.images), batch.labels, batch.first)
                 for batch in passes
@@ -89,25 +91,25 @@ class LoadedFeed:
         assert spec.order is not None
         for now in range(step, plan.total_steps):
             positions = spec.order.positions(now)
-            slices = self._place.train_share.slices(plan.global_batch // rows)
+            slices = self._context.train_share.slices(plan.global_batch // rows)
             firsts = [int(positions[number * rows]) for number in slices]
             blank = _blank_batch(rows, spec.size_at(now), self._normaliser.device)
             yield [MicroBatch(blank.images, blank.labels, first) for first in firsts]
 
-    def validation(self) -> Iterator[ValidBatch]:
+    def validation_batches(self) -> Iterator[ValidBatch]:
         """Every validation image of this rank's share, once."""
-        if not self._place.reads(scoring=True):
+        if not self._context.reads_images(scoring=True):
             rows, images = self._plan.valid_batch, len(self.loader.source("valid"))
             blank = _blank_batch(rows, self.loader.spec.image_size, self._normaliser.device)
-            yield from [blank] * len(self._place.valid_share.batches(-(-images // rows)))
+            yield from [blank] * len(self._context.valid_share.batches(-(-images // rows)))
             return
-        own = self.loader.evaluation_batches(self._plan.valid_batch, self._place.valid_share)
+        own = self.loader.evaluation_batches(self._plan.valid_batch, self._context.valid_share)
         batches = ([batch] for batch in own)
-        for (batch,) in self._on_device(batches, "valid"):
+        for (batch,) in self._prefetch_to_device(batches, "valid"):
             assert batch.indices is not None
             yield ValidBatch(self._normaliser.normalise(batch.images), batch.labels, batch.indices)
 
-    def _on_device(
+    def _prefetch_to_device(
         self, steps: Iterator[list[Batch]], split: Split
     ) -> Iterator[list[_DeviceBatch]]:
         """Each step's batches on the device; on a GPU they are copied while it computes."""
@@ -161,7 +163,7 @@ class LoadedFeed:
         labels = np.ascontiguousarray(self.loader.source("valid").labels, np.int64)
         return sha256(labels.tobytes()).hexdigest()
 
-    def step_images(self, step: int) -> list[StepImage]:
+    def list_step_images(self, step: int) -> list[StepImage]:
         """The images of a step, counted from 1; for an unreadable one, its replacement."""
         order, source = self.loader.spec.order, self.loader.source("train")
         bad = self.loader.bad_images["train"]
@@ -185,19 +187,19 @@ class LoadedFeed:
 
     def exchange_problems(self) -> None:
         """Add the image problems of other ranks; with several ranks, all must call it."""
-        if self._place.ranks is not None:
-            for problems in self._place.gather(self.loader.copy_problems()):
+        if self._context.ranks is not None:
+            for problems in self._context.gather(self.loader.copy_problems()):
                 self.loader.add_problems(problems)
 
     def recheck_bad(self, names: Collection[str]) -> None:
         """Count bad images of earlier processes of this run towards the number tolerated."""
         self.loader.recheck_bad(names)
 
-    def seen(self) -> dict[str, NDArray[np.uint32]]:
+    def image_checksums(self) -> dict[str, NDArray[np.uint32]]:
         """The checksums of the images read so far, by split."""
         return self.loader.image_checksums
 
-    def restore_seen(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
+    def restore_checksums(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
         """Compare all images with the checksums from earlier processes of this run."""
         self.loader.restore_checksums(checksums)
 
@@ -249,8 +251,8 @@ def _describe_small(notes: list[str], split: Split) -> str:
 class _SyntheticFeed:
     """One batch of noise on the device, used for every pass: nothing is read or copied."""
 
-    def __init__(self, plan: Plan, device: torch.device, seed: int, place: Place) -> None:
-        self._plan, self._place = plan, place
+    def __init__(self, plan: Plan, device: torch.device, seed: int, context: RankContext) -> None:
+        self._plan, self._context = plan, context
         generator = torch.Generator().manual_seed(seed)
         rows = max(plan.micro_batch, plan.valid_batch)
         shape = (rows, 3, plan.image_size, plan.image_size)
@@ -262,16 +264,16 @@ class _SyntheticFeed:
     def batches_from(self, step: int) -> Iterator[list[MicroBatch]]:
         """The same images for every pass."""
         rows = self._plan.micro_batch
-        slices = self._place.train_share.slices(self._plan.global_batch // rows)
+        slices = self._context.train_share.slices(self._plan.global_batch // rows)
         images, labels = self._images[:rows], self._labels[:rows]
         for now in range(step, self._plan.total_steps):
             begin = now * self._plan.global_batch
             yield [MicroBatch(images, labels, begin + rows * number) for number in slices]
 
-    def validation(self) -> Iterator[ValidBatch]:
+    def validation_batches(self) -> Iterator[ValidBatch]:
         """The same images again and again, up to the plan's number of validation images."""
         rows, images = self._plan.valid_batch, self._plan.valid_images
-        for number in self._place.valid_share.batches(-(-images // rows)):
+        for number in self._context.valid_share.batches(-(-images // rows)):
             first = number * rows
             indices = torch.arange(first, first + rows, device=self._labels.device)
             real = torch.where(indices < images, indices, -1)
@@ -289,7 +291,7 @@ class _SyntheticFeed:
         """The number of validation images, which is all that identifies noise."""
         return str(self._plan.valid_images)
 
-    def step_images(self, step: int) -> list[StepImage]:
+    def list_step_images(self, step: int) -> list[StepImage]:
         """Made-up names: the same images for every pass."""
         start, rows = (step - 1) * self._plan.global_batch, self._plan.micro_batch
         return [
@@ -307,11 +309,11 @@ class _SyntheticFeed:
     def recheck_bad(self, names: Collection[str]) -> None:
         """Nothing to do: noise is never bad."""
 
-    def seen(self) -> dict[str, NDArray[np.uint32]]:
+    def image_checksums(self) -> dict[str, NDArray[np.uint32]]:
         """Always empty: nothing is read."""
         return {}
 
-    def restore_seen(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
+    def restore_checksums(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
         """Nothing to restore."""
 
     def notes(self) -> dict[str, str]:
@@ -343,11 +345,11 @@ def build_normaliser(
 
 @contextmanager
 def open_feed(
-    spec: InputSpec, plan: Plan, normaliser: Normaliser, config: Config, *, place: Place
+    spec: InputSpec, plan: Plan, normaliser: Normaliser, config: Config, *, context: RankContext
 ) -> Iterator[Feed]:
     """Context with the run's source of batches; worker processes end with it."""
     if spec.data == "synthetic":
-        yield _SyntheticFeed(plan, normaliser.device, spec.seed, place)
+        yield _SyntheticFeed(plan, normaliser.device, spec.seed, context)
         return
     device, percent = normaliser.device, round(100 * config.data.gpu_decode)
     backend = _choose_backend(spec, device, config)
@@ -357,11 +359,11 @@ def open_feed(
         workers=0 if is_resident else plan.workers,
         max_bad=plan.max_bad,
         images_per_task=config.data.dataloader_rebatch_size,
-        cache=count_local_ranks(place.layout) if config.data.dataset_cache else 0,
+        cache=count_local_ranks(context.layout) if config.data.dataset_cache else 0,
         allocate=allocate_pinned if device.type == "cuda" else None,
         backend=backend,
     )
-    with loader, closing(LoadedFeed(loader, plan, normaliser, place)) as feed:
+    with loader, closing(LoadedFeed(loader, plan, normaliser, context)) as feed:
         yield feed
 
 
@@ -375,7 +377,7 @@ def _choose_backend(
             raise ConfigError(f"--gpu-decode: {problem}; leave the option out")
         return lambda reader, open_rows: GpuDecoder(reader, device, open_rows=open_rows)
     asked = config.data.keep_on_device
-    if asked is False or (asked is None and not stays_unasked(device, config)):
+    if asked is False or (asked is None and not keeps_on_device_by_default(device, config)):
         return None
     splits: tuple[Split, ...] = ("train", "valid") if spec.order else ("valid",)
     sources = [spec.open(split) for split in splits]
@@ -387,7 +389,7 @@ def _choose_backend(
     return lambda reader, open_rows: ResidentBackend(reader, device)
 
 
-def stays_unasked(device: torch.device, config: Config) -> bool:
+def keeps_on_device_by_default(device: torch.device, config: Config) -> bool:
     """Whether a dataset may be kept on the device although no option asks for it."""
     small = DATASETS[config.data.data].in_memory
     return small and device.type == "cuda" and config.data.normalization_location != "host"

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from phalanx.data.formats.detect import DetectedDataset
     from phalanx.data.layouts.listing import LayoutOptions
 
-_PLACES = ("data-dir", "imagenet-data-path")  # the flags that name the folder
+_FOLDER_FLAGS = ("data-dir", "imagenet-data-path")  # the flags that name the folder
 _IDX = ("mnist", "fashion-mnist")  # same file names: cannot be told apart, --data is trusted
 
 
-def read_with_data(
+def read_settings_with_data(
     preset: str | None, flags: Mapping[str, str], *, problems: tuple[str, ...] = ()
 ) -> Settings:
     """The settings of a command line; without --data, the contents of the data folder decide.
@@ -28,18 +28,18 @@ def read_with_data(
     A preset for photographs accepts any other dataset of photographs; one for small images, such
     as CIFAR-10, keeps its dataset.
     """
-    place = _find_place(flags)
-    folder = place or os.environ.get("DATA_DIR")
+    flag_folder = _find_data_folder(flags)
+    folder = flag_folder or os.environ.get("DATA_DIR")
     if not folder:
         return read_settings(preset, flags, problems=problems)
-    given = {} if "data" in flags else _infer_data(preset, flags, folder, problems=problems)
+    given = {} if "data" in flags else _infer_data_flags(preset, flags, folder, problems=problems)
     settings = read_settings(preset, {**flags, **given}, problems=problems)
     if given:
-        origins = dict.fromkeys(given, "environment DATA_DIR") if not place else {}
+        origins = dict.fromkeys(given, "environment DATA_DIR") if not flag_folder else {}
         return replace(settings, origins=settings.origins | origins)
     if preset is not None or "data" in flags:
-        return _place_data(settings, folder)
-    if not place:
+        return _resolve_data_folder(settings, folder)
+    if not flag_folder:
         from phalanx.data.formats.sources import refuse_no_folder
 
         hint = "DATA_DIR names it; correct or unset that, or name a dataset with --data-dir"
@@ -52,16 +52,16 @@ def read_with_data(
     return settings
 
 
-def make_up_data(settings: Settings, kind: str) -> Settings:
+def use_random_data(settings: Settings, kind: str) -> Settings:
     """The settings with noise instead of the data: synthetic on the device, generated on the host.
 
     Images have the size of those of the data that a preset or the user has named.
     """
     config, is_named = settings.config, settings.origins.get("data", "default") != "default"
     size = choose_image_size(config) if is_named else config.data.image_size
-    made_up = {"data": kind, "image_size": size, "data_dir": None, "progressive_resolution": None}
-    made_up |= dict.fromkeys(("val_split", "valid_split", "class_from", "labels", "keep_on_device"))
-    data = config.data.model_copy(update=made_up | {"gpu_decode": False, "dataset_cache": False})
+    update = {"data": kind, "image_size": size, "data_dir": None, "progressive_resolution": None}
+    update |= dict.fromkeys(("val_split", "valid_split", "class_from", "labels", "keep_on_device"))
+    data = config.data.model_copy(update=update | {"gpu_decode": False, "dataset_cache": False})
     augment = config.augment.model_copy(update={"use_bbox_info": False})
     changed = config.model_copy(update={"data": data, "augment": augment})
     return replace(settings, config=changed, origins={**settings.origins, "data": "made up"})
@@ -80,41 +80,43 @@ def make_data_dir_absolute(settings: Settings) -> Settings:
     return replace(settings, config=config)
 
 
-def infer_data(flags: Mapping[str, str]) -> dict[str, str]:
+def infer_data_flags(flags: Mapping[str, str]) -> dict[str, str]:
     """The flags that name the data in the data folder, if there is no preset."""
-    folder = _find_place(flags) or os.environ.get("DATA_DIR")
+    folder = _find_data_folder(flags) or os.environ.get("DATA_DIR")
     if not folder or "data" in flags:
         return {}
-    return _infer_data(None, flags, folder, problems=())
+    return _infer_data_flags(None, flags, folder, problems=())
 
 
-def _find_place(flags: Mapping[str, str]) -> str:
+def _find_data_folder(flags: Mapping[str, str]) -> str:
     """The data folder that flags name; empty if they name none."""
-    place = next((flags[name] for name in _PLACES if flags.get(name)), "")
-    if not place and _read_layout(flags).labels:  # paths are relative to the folder of the file
-        place = str(Path(flags["labels"]).expanduser().absolute().parent)
-    return place
+    folder = next((flags[name] for name in _FOLDER_FLAGS if flags.get(name)), "")
+    if not folder and _read_layout(flags).labels:  # paths are relative to the folder of the file
+        folder = str(Path(flags["labels"]).expanduser().absolute().parent)
+    return folder
 
 
-def _infer_data(
-    preset: str | None, flags: Mapping[str, str], place: str, *, problems: tuple[str, ...]
+def _infer_data_flags(
+    preset: str | None, flags: Mapping[str, str], folder: str, *, problems: tuple[str, ...]
 ) -> dict[str, str]:
     """The flags that name the data in a folder; none if unknown or if the preset keeps its own."""
-    if not Path(place).expanduser().is_dir():
+    if not Path(folder).expanduser().is_dir():
         return {}
     # takes half a second to import, so only when needed
     from phalanx.data.formats.detect import detect_datasets
 
-    found = detect_datasets(Path(place).expanduser(), _read_layout(flags))
+    detected = detect_datasets(Path(folder).expanduser(), _read_layout(flags))
     if preset is not None:
         settings = read_settings(preset, flags, problems=problems)
         named = settings.config.data.data
-        is_asked = not flags.keys().isdisjoint({*_PLACES, "labels"})  # else from the environment
+        is_asked = not flags.keys().isdisjoint(
+            {*_FOLDER_FLAGS, "labels"}
+        )  # else from the environment
         keeps_own = not DATASETS[named].any_size or not (is_asked or DATASETS[named].needs_folder)
-        if keeps_own or named in {finding.data for finding in found}:
+        if keeps_own or named in {finding.data for finding in detected}:
             return {}
-        found = [f for f in found if f.data not in DATASETS or DATASETS[f.data].any_size]
-    return _choose_data(found, place)
+        detected = [f for f in detected if f.data not in DATASETS or DATASETS[f.data].any_size]
+    return _choose_data_flags(detected, folder)
 
 
 def _read_layout(flags: Mapping[str, str]) -> "LayoutOptions":
@@ -122,11 +124,11 @@ def _read_layout(flags: Mapping[str, str]) -> "LayoutOptions":
     from phalanx.data.layouts.listing import LayoutOptions
 
     given = {name: flags.get(name, "none") for name in ("class-from", "labels")}
-    told = {name: text for name, text in given.items() if text.lower() not in ("none", "null")}
-    return LayoutOptions(class_from=told.get("class-from"), labels=told.get("labels"))
+    texts = {name: text for name, text in given.items() if text.lower() not in ("none", "null")}
+    return LayoutOptions(class_from=texts.get("class-from"), labels=texts.get("labels"))
 
 
-def _place_data(settings: Settings, place: str) -> Settings:
+def _resolve_data_folder(settings: Settings, data_dir: str) -> Settings:
     """The settings with the actual format and folder of the data, at or below the named folder.
 
     The dataset may be in a subfolder, and ImageNet may be in any of its formats.
@@ -135,48 +137,50 @@ def _place_data(settings: Settings, place: str) -> Settings:
     from phalanx.data.formats.detect import locate_dataset
 
     options = settings.config.data
-    if not DATASETS[options.data].needs_folder or not Path(place).expanduser().is_dir():
+    if not DATASETS[options.data].needs_folder or not Path(data_dir).expanduser().is_dir():
         return settings
-    root, layout = Path(place).expanduser(), build_layout_options(settings.config)
+    root, layout = Path(data_dir).expanduser(), build_layout_options(settings.config)
     form, folder = locate_dataset(options.data, root, layout)
     found = {"data": form} if form != options.data else {}
     if folder != root or options.data_dir is None:
         found["data_dir"] = str(folder)
     if not found:
         return settings
-    origins = {**settings.origins, **{n.replace("_", "-"): f"found in {place}" for n in found}}
+    origins = {**settings.origins, **{n.replace("_", "-"): f"found in {data_dir}" for n in found}}
     config = settings.config.model_copy(update={"data": options.model_copy(update=found)})
     return replace(settings, config=config, origins=origins)
 
 
-def _choose_data(found: "list[DetectedDataset]", place: str) -> dict[str, str]:
+def _choose_data_flags(detected: "list[DetectedDataset]", folder: str) -> dict[str, str]:
     """The flags that name the dataset; none if none was found."""
     from phalanx.data.formats.detect import describe_conversion, describe_several_datasets
 
-    ready = [finding for finding in found if finding.data in DATASETS]
-    if found and not ready:
-        raise DataError(describe_conversion(found[0]))
+    ready = [finding for finding in detected if finding.data in DATASETS]
+    if detected and not ready:
+        raise DataError(describe_conversion(detected[0]))
     if len(ready) > 1:
-        raise ConfigError(describe_several_datasets(Path(place), ready))
+        raise ConfigError(describe_several_datasets(Path(folder), ready))
     return {"data": ready[0].data, "data-dir": str(ready[0].folder)} if ready else {}
 
 
-def fetch_missing(settings: Settings, say: Callable[[str], None]) -> Settings:
+def fetch_missing_dataset(settings: Settings, say: Callable[[str], None]) -> Settings:
     """The settings with the folder of a published dataset, downloaded if it is missing."""
     options = settings.config.data
-    place = Path(options.data_dir).expanduser() if options.data_dir else None
-    if options.data not in PUBLISHED or options.no_fetch or (place and place.is_file()):
+    folder = Path(options.data_dir).expanduser() if options.data_dir else None
+    if options.data not in PUBLISHED or options.no_fetch or (folder and folder.is_file()):
         return settings
     from phalanx.data.fetch import fetch_dataset
     from phalanx.data.formats.detect import detect_datasets
 
     there = (
-        {finding.data for finding in detect_datasets(place)} if place and place.is_dir() else set()
+        {finding.data for finding in detect_datasets(folder)}
+        if folder and folder.is_dir()
+        else set()
     )
     if options.data in there or (options.data in _IDX and there & set(_IDX)):
         return settings
-    say(f"{options.data} is not in {place or 'data/' + options.data}: looking for it elsewhere")
-    found = fetch_dataset(options.data, place)
+    say(f"{options.data} is not in {folder or 'data/' + options.data}: looking for it elsewhere")
+    found = fetch_dataset(options.data, folder)
     files = format_plural(len(found.downloaded), "file")
     how = f"{files} downloaded to" if found.downloaded else "found in"
     say(f"{options.data}: {how} {found.folder}, all checksums match")

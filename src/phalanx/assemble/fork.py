@@ -12,13 +12,13 @@ from phalanx.assemble.prepare import (
     StartingPoint,
     write_run,
 )
-from phalanx.assemble.scorable import find_checkpoint
+from phalanx.assemble.scoring_target import find_checkpoint
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.config.read import Settings, find_length, read_stored_settings
 from phalanx.config.schema import OPTIONS, Config
 from phalanx.engine.checkpoint_store import read_facts
 from phalanx.errors import ConfigError
-from phalanx.plan.machine_choice import settle_replicas
+from phalanx.plan.machine_choice import resolve_replicas
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan, count_global_batch
 from phalanx.units import format_plural, parse_duration
@@ -58,8 +58,8 @@ def prepare_fork(
         name: f"run {facts['run']}" if origin == "run" else origin
         for name, origin in settings.origins.items()
     }
-    settings = replace(settings, origins=origins, made_for=find_length(facts["config"]))
-    settings = settle_replicas(settings)
+    settings = replace(settings, origins=origins, preset_length=find_length(facts["config"]))
+    settings = resolve_replicas(settings)
     settings = _place_schedule(settings, facts, restarts=restarts)
     settings, plan, dataset = plan_new_run(settings)
     settings = make_data_dir_absolute(settings)
@@ -104,7 +104,7 @@ def _place_schedule(settings: Settings, facts: Mapping[str, Any], *, restarts: b
     The global batch may have changed, so steps are converted by the number of images before them.
     """
     schedule = settings.config.schedule
-    if "lr-schedule-start" in settings.typed:
+    if "lr-schedule-start" in settings.user_options:
         return settings
     start = parse_duration(schedule.lr_schedule_start)
     if restarts:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from phalanx.assemble.build import is_offloaded
-from phalanx.assemble.torch_setup import pick_device
+from phalanx.assemble.torch_setup import find_rank_device
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 from phalanx.models.stage_cost import StageCost, StageSpec, list_units, predict_stages
@@ -87,7 +87,7 @@ def predict_stage_costs(config: Config, plan: Plan) -> list[StageCost]:
         StageSpec(
             units=names, in_flight=count_in_flight(pipeline.order(stage, passes=plan.accumulation))
         )
-        for stage, names in enumerate(pipeline.cut(units))
+        for stage, names in enumerate(pipeline.split_units(units))
     )
     found = predict_stages(
         variant,
@@ -131,7 +131,7 @@ def _count_bytes_per_weight(config: Config, plan: Plan) -> BytesPerWeight:
     width, slots = HALF_BYTES if halved else _FULL_BYTES, rule.count_state(options.momentum)
     # 16-bit weights, gradients and optimizer slots have 32-bit copies during the update
     update = _FULL_BYTES * (rule.temporary + (2 + slots if halved else 0))
-    offloaded = is_offloaded(config, torch.device(pick_device(plan.device)).type)
+    offloaded = is_offloaded(config, torch.device(find_rank_device(plan.device)).type)
     return BytesPerWeight(
         weight=width,
         gradient=width,
@@ -142,7 +142,7 @@ def _count_bytes_per_weight(config: Config, plan: Plan) -> BytesPerWeight:
     )
 
 
-def read_resident(name: str) -> int | None:
+def read_resident_memory(name: str) -> int | None:
     """A value of /proc/self/status in bytes (VmRSS: now, VmHWM: peak); None if not on Linux.
 
     Unlike getrusage it does not include the memory of the parent or of worker processes.
@@ -154,9 +154,9 @@ def read_resident(name: str) -> int | None:
     return None
 
 
-def peak_resident() -> int:
+def read_peak_memory() -> int:
     """The peak resident memory of this process, in bytes."""
-    peak = read_resident("VmHWM")
+    peak = read_resident_memory("VmHWM")
     if peak is not None:
         return peak
     import resource  # not on every system
@@ -190,19 +190,19 @@ class MemoryMeter:
             torch.cuda.reset_peak_memory_stats(device)
             self._start = torch.cuda.memory_allocated(device)
         else:
-            self._start = peak_resident()
+            self._start = read_peak_memory()
 
-    def forget_peak(self) -> None:
+    def reset_peak(self) -> None:
         """On a GPU, measure the peak from now on only: what came before was not training."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
-    def rise(self) -> int | None:
+    def measure_rise(self) -> int | None:
         """The peak in bytes above the start; None if it is not known."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) - self._start
         # 0 says nothing: the peak was before the start
-        return peak_resident() - self._start or None if self.device.type == "cpu" else None
+        return read_peak_memory() - self._start or None if self.device.type == "cpu" else None
 
 
 def describe_memory(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from phalanx.assemble.dataset_summary import (
     DatasetSummary,
-    choose_cuts,
+    choose_pipeline_splits,
     inspect_dataset,
     plan_new_run,
 )
@@ -22,10 +22,10 @@ from phalanx.config.text import read_option_file
 from phalanx.disk import remove_dead_parts, write_atomically
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
-    adopt_copied_best,
-    newest_checkpoint,
+    find_newest_checkpoint,
     read_facts,
     remove_leftovers,
+    restore_best_link,
 )
 from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.plan.machine_choice import choose_machine, refuse_missing_devices, reuse_machine
@@ -79,7 +79,7 @@ class PreparedRun:
     plan: Plan
     dataset: DatasetSummary
     start: StartingPoint | None
-    fresh: bool = True  # created by this command; False for a resume
+    is_new: bool = True  # created by this command; False for a resume
     accepts_changed_data: bool = False  # images may differ from those that the run has read
 
     @property
@@ -91,7 +91,7 @@ class PreparedRun:
 # --- a new run ---
 
 
-def prepare_new(settings: Settings, *, line: str) -> PreparedRun:
+def prepare_new_run(settings: Settings, *, line: str) -> PreparedRun:
     """A new run, with its folder on disk."""
     refuse_missing_weights(settings.config)
     if settings.missing:
@@ -130,7 +130,7 @@ def write_run(
         "name": settings.name,
         "command": line,
         "origins": settings.origins,
-        "chosen": _choice_in(plan),
+        "chosen": _get_machine_choice(plan),
         "plan": plan.facts(),
         "notes": list(plan.warnings),
         "environment": collect_environment(),
@@ -148,7 +148,7 @@ def write_run(
     return create_run(Path(path), config_text=dump_config(settings.config), facts=facts)
 
 
-def _choice_in(plan: Plan) -> dict[str, Any]:
+def _get_machine_choice(plan: Plan) -> dict[str, Any]:
     """What a resume must reuse from the first plan of the run."""
     return {"device": plan.device, "precision": plan.precision, "threads": plan.threads}
 
@@ -168,9 +168,9 @@ def prepare_resume(
 ) -> PreparedRun:
     """An existing run, ready to continue from its newest checkpoint."""
     run = open_run(path)
-    facts, stored = _read_run_facts(run), stored_options(run)
+    facts, stored = _read_run_facts(run), read_stored_options(run)
     settings = read_stored_settings(stored, flags=flags, where=str(run.config), name=facts["name"])
-    began_with, start = stored, _find_start(run)
+    began_with, start = stored, _find_newest_start(run)
     if start is not None and start.use == "resume":
         # a checkpoint stores the options it was made with; config.yaml may have been edited
         began_with = fill_older_options(start.facts["config"])
@@ -193,7 +193,7 @@ def prepare_resume(
     if not accept_changed_data:
         _refuse_other_data(dataset, facts, run)
     settings = make_data_dir_absolute(settings)
-    settings = choose_cuts(settings, dataset.counts)  # a resume may change the stages
+    settings = choose_pipeline_splits(settings, dataset.counts)  # a resume may change the stages
     plan = make_plan(settings.config, dataset.counts, machine)
     plan = replace(plan, warnings=(*settings.notes, *plan.warnings))
     refuse_missing_devices(plan.device, plan.layout.ranks)
@@ -207,7 +207,7 @@ def prepare_resume(
         plan=plan,
         dataset=dataset,
         start=start,
-        fresh=False,
+        is_new=False,
         accepts_changed_data=accept_changed_data,
     )
 
@@ -224,7 +224,7 @@ def _read_run_facts(run: RunFolder) -> dict[str, Any]:
     return facts
 
 
-def stored_options(run: RunFolder) -> dict[str, Any]:
+def read_stored_options(run: RunFolder) -> dict[str, Any]:
     """The options in a run's config.yaml, as values."""
     given, problems, *_ = read_option_file(run.config, origin="run")
     if problems:
@@ -234,7 +234,7 @@ def stored_options(run: RunFolder) -> dict[str, Any]:
     return fill_older_options({name: option.value for name, option in given.items()})
 
 
-def remake_finished(path: Path, flags: Mapping[str, str]) -> Summary | None:
+def rebuild_finished_report(path: Path, flags: Mapping[str, str]) -> Summary | None:
     """The summary of a finished run, whose report is rebuilt; None if training is not finished.
 
     Flags that would change the maths are refused, as when resuming an unfinished run.
@@ -242,7 +242,7 @@ def remake_finished(path: Path, flags: Mapping[str, str]) -> Summary | None:
     run = open_run(path)
     if not run.summary.exists():
         return None
-    stored, name = stored_options(run), _read_run_facts(run)["name"]
+    stored, name = read_stored_options(run), _read_run_facts(run)["name"]
     settings = read_stored_settings(stored, flags=flags, where=str(run.config), name=name)
     _refuse_other_maths(settings, stored, run)
     remove_dead_parts(run.path)
@@ -306,12 +306,12 @@ def _refuse_other_data(dataset: DatasetSummary, stored: Mapping[str, Any], run: 
         )
 
 
-def _find_start(run: RunFolder) -> StartingPoint | None:
+def _find_newest_start(run: RunFolder) -> StartingPoint | None:
     """The newest checkpoint; for a fork that has none yet, its parent's; else None."""
-    return start_from(newest_checkpoint(run.checkpoints), run)
+    return find_starting_point(find_newest_checkpoint(run.checkpoints), run)
 
 
-def start_from(checkpoint: Path | None, run: RunFolder) -> StartingPoint | None:
+def find_starting_point(checkpoint: Path | None, run: RunFolder) -> StartingPoint | None:
     """The starting point at a checkpoint of the run, checked; if None, where the run began."""
     if checkpoint is not None:
         try:
@@ -347,22 +347,22 @@ def digest_values(config: Config, values: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def take_over(prepared: PreparedRun) -> PreparedRun:
+def finish_preparing(prepared: PreparedRun) -> PreparedRun:
     """Once the lock is held: remove leftovers, store changed options, find the starting point.
 
     It is searched for again, because another process may have trained until now.
     """
     run, settings = prepared.run, prepared.settings
     remove_leftovers(run.checkpoints)
-    adopt_copied_best(run.checkpoints)
+    restore_best_link(run.checkpoints)
     remove_dead_parts(run.path)
     if run.config_text != dump_config(settings.config):
         write_atomically(run.config, dump_config(settings.config))
-        chosen, before = _choice_in(prepared.plan), run.facts["chosen"]
+        chosen, before = _get_machine_choice(prepared.plan), run.facts["chosen"]
         if chosen["device"] == before["device"]:  # the plan's may be for another number of ranks
             chosen["threads"] = before["threads"]
         run.update_facts(origins=settings.origins, chosen=chosen)
-    start = _find_start(run)
+    start = _find_newest_start(run)
     if start is not None and start.use == "resume":
         _refuse_missing_history(replace(prepared, start=start), start)
     return replace(prepared, start=start)
@@ -381,7 +381,7 @@ def _refuse_missing_history(prepared: PreparedRun, start: StartingPoint) -> None
     # the log interval may have been changed by a resume or by a release
     is_same = start.facts["plan"].get("log_points") == plan.log.count()
     if is_same and prepared.settings.origins["logs-per-epoch"] != _RESUME_ORIGIN and first:
-        logged |= {due for due in range(first, last_log) if plan.log.due(due)}
+        logged |= {due for due in range(first, last_log) if plan.log.is_due(due)}
     # a score after the last step is made again
     scored = {int(name) for name in state["scores"]} - {plan.total_steps}
     try:

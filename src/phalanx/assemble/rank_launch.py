@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from phalanx.assemble.prepare import PreparedRun
-from phalanx.engine.checkpoint_store import newest_checkpoint
+from phalanx.engine.checkpoint_store import find_newest_checkpoint
 from phalanx.errors import (
     EXIT_LEFT_AT_ONCE,
     Bug,
@@ -54,12 +54,12 @@ def start_ranks(prepared: PreparedRun, flags: Mapping[str, str], *, to_stderr: b
             *["--json"] * to_stderr,
         ],
         prepared.plan.layout.ranks,
-        progress=lambda: newest_checkpoint(run.checkpoints),
+        progress=lambda: find_newest_checkpoint(run.checkpoints),
         say=lambda line: _say("train", line),
         way_out=f"continue with: {run.resume_command}",
     )
     if code not in (0, Stopped.exit_code, NetworkError.exit_code):  # these can be resumed
-        discard_unbegun(prepared)
+        discard_unstarted_run(prepared)
     return code
 
 
@@ -81,7 +81,7 @@ def _say(command: str, line: str) -> None:
         os.write(2, f"phalanx {command}: {line}\n".encode())
 
 
-def open_as_rank(
+def open_run_as_rank(
     world: World,
     prepare: Callable[[], PreparedRun | None],
     reopen: Callable[[Path], PreparedRun],
@@ -91,18 +91,20 @@ def open_as_rank(
 
     Rank 0 prepares the run and tells the others, which reopen it. flags: those of the command.
     """
-    _begin_as_rank()
+    _set_up_rank()
     timeout = _read_timeout(flags)
     if world.rank == 0:
-        known = _find_restarted(world, timeout)
+        known = _find_restarted_run(world, timeout)
         prepared = reopen(known) if known else prepare()
-        from phalanx.parallel.ranks import await_count, open_store
+        from phalanx.parallel.ranks import open_store, wait_for_count
 
-        with _discarding(prepared):
+        with _discard_on_failure(prepared):
             store = open_store(world, timeout=timeout)
             store.set(_RUN, "" if prepared is None else str(prepared.run.path.absolute()))
         if prepared is None:
-            await_count(store, _LEFT, world.size - 1, timeout=timeout)  # the store ends with rank 0
+            wait_for_count(
+                store, _LEFT, world.size - 1, timeout=timeout
+            )  # the store ends with rank 0
         return None if prepared is None else (prepared, store)
     from phalanx.parallel.ranks import open_store, wait_for_key
 
@@ -111,7 +113,7 @@ def open_as_rank(
     if not path:
         store.add(_LEFT, 1)
         return None
-    with _telling(world, store):
+    with _report_failure_to_others(world, store):
         if not is_run_folder(Path(path)):
             raise CheckpointError(
                 f"{path}: rank 0 has opened the run there, and this host does not see it; give "
@@ -121,19 +123,19 @@ def open_as_rank(
 
 
 @contextmanager
-def _telling(world: World, store: "Store") -> Iterator[None]:
+def _report_failure_to_others(world: World, store: "Store") -> Iterator[None]:
     """Context that reports a failure of this rank to the others, which would wait in vain."""
-    from phalanx.parallel.ranks import sign_failure
+    from phalanx.parallel.ranks import register_failure
 
     try:
         yield
     except UserError as failure:
-        if sign_failure(world, store, failure.exit_code) is not None:
+        if register_failure(world, store, failure.exit_code) is not None:
             raise FailedElsewhere from failure
         raise
 
 
-def _begin_as_rank() -> None:
+def _set_up_rank() -> None:
     """Set up what every rank needs first."""
     watch_supervisor()
     enable_stack_dumps()
@@ -142,25 +144,25 @@ def _begin_as_rank() -> None:
 
 
 @contextmanager
-def _discarding(prepared: PreparedRun | None) -> Iterator[None]:
+def _discard_on_failure(prepared: PreparedRun | None) -> Iterator[None]:
     """Context that removes the folder of a new run if its ranks cannot connect."""
     try:
         yield
     except (NetworkError, FailedElsewhere):
         if prepared is not None:
-            discard_unbegun(prepared)
+            discard_unstarted_run(prepared)
         raise
 
 
-def discard_unbegun(prepared: PreparedRun) -> None:
+def discard_unstarted_run(prepared: PreparedRun) -> None:
     """Remove the folder of a run that this command could not start, unless it has a traceback."""
     run = prepared.run
-    has_more = newest_checkpoint(run.checkpoints) or any(run.path.glob("phalanx-traceback*"))
-    if prepared.fresh and not run.has_steps and not has_more:
+    has_more = find_newest_checkpoint(run.checkpoints) or any(run.path.glob("phalanx-traceback*"))
+    if prepared.is_new and not run.has_steps and not has_more:
         run.discard()
 
 
-def _find_restarted(world: World, timeout: float) -> Path | None:
+def _find_restarted_run(world: World, timeout: float) -> Path | None:
     """The run that a world trained before its launcher restarted all its ranks."""
     if not world.restart or world.supervised:
         return None
@@ -183,20 +185,20 @@ def train_as_rank(
     from phalanx.assemble.train import train
 
     plan, timeout = prepared.plan, prepared.config.machine.rank_timeout
-    joined = join_ranks(world, store, plan, timeout, lambda: find_way_on(world, prepared))
-    with _discarding(prepared), joined as ranks:
+    joined = join_ranks(world, store, plan, timeout, lambda: find_resume_command(world, prepared))
+    with _discard_on_failure(prepared), joined as ranks:
         fit = choose_fit(prepared.config)
         return train(prepared, stream=stream, ranks=ranks, fit=fit) is not None
 
 
-def find_way_on(world: World, prepared: PreparedRun) -> str:
+def find_resume_command(world: World, prepared: PreparedRun) -> str:
     """The command that continues a run whose ranks lost connection; empty if there is none.
 
     If this start saved nothing there is none: the next might fail in the same way, and a
     scheduler would restart it forever. Our own supervisor prints the command itself.
     """
     run, start = prepared.run, prepared.start
-    newest, began = newest_checkpoint(run.checkpoints), start.checkpoint if start else None
+    newest, began = find_newest_checkpoint(run.checkpoints), start.checkpoint if start else None
     has_saved = newest is not None and (not began or newest.absolute() != began.absolute())
     return run.resume_command if has_saved and not world.supervised else ""
 
@@ -208,7 +210,7 @@ def prepare_as_rank(
 
     Rank 0 goes first, so that a problem that all of them have is reported once.
     """
-    _begin_as_rank()
+    _set_up_rank()
     prepared = prepare() if world.rank == 0 else None
     from phalanx.parallel.ranks import open_store, wait_for_key
 
@@ -218,7 +220,7 @@ def prepare_as_rank(
         store.set(_READY, "")
         return prepared, store
     wait_for_key(store, _READY, timeout=timeout)
-    with _telling(world, store):
+    with _report_failure_to_others(world, store):
         return prepare(), store
 
 
@@ -235,12 +237,12 @@ def join_ranks(
     store: "Store",
     plan: "Plan",
     timeout: float,
-    find_way_on: Callable[[], str] = str,
+    find_resume_command: Callable[[], str] = str,
 ) -> Iterator["Ranks"]:
     """Context in which this process works with the other ranks of its world.
 
     A failure of this rank is raised as it is; one that another rank reports is raised as
-    FailedElsewhere. find_way_on: returns the command that continues after losing a rank, or "".
+    FailedElsewhere. find_resume_command: returns the command that continues the run, or "".
     """
     from phalanx.assemble.torch_setup import prepare_torch
     from phalanx.parallel.ranks import (
@@ -249,25 +251,25 @@ def join_ranks(
         find_failure,
         leave_store,
         peer_errors,
-        sign_failure,
+        register_failure,
     )
 
-    way_on: Callable[[], str] = str
+    find_command: Callable[[], str] = str
     try:
         device = prepare_torch(plan, local_rank=world.local_rank)
         with peer_errors(world), Ranks(world, store, device, timeout=timeout) as ranks:
-            way_on = find_way_on  # ranks that cannot even start would fail again
+            find_command = find_resume_command  # ranks that cannot even start would fail again
             yield ranks
     except PeersLost as lost:
-        command, told = way_on(), None
+        command, other_code = find_command(), None
         code = RanksLost.exit_code if command else NetworkError.exit_code
         with suppress(Interrupted):  # the launcher stops all ranks, and reports why
-            told = find_failure(world, store)
-            told = sign_failure(world, store, code) if told is None else told
+            other_code = find_failure(world, store)
+            other_code = register_failure(world, store, code) if other_code is None else other_code
             leave_store(world, store)
-        if told is not None:
-            is_kept = told == RanksLost.exit_code
-            raise FailedElsewhere(told if is_kept else NetworkError.exit_code) from lost
+        if other_code is not None:
+            is_kept = other_code == RanksLost.exit_code
+            raise FailedElsewhere(other_code if is_kept else NetworkError.exit_code) from lost
         if command:
             raise RanksLost(f"{lost}; continue with: {command}") from lost
         raise
@@ -278,8 +280,8 @@ def join_ranks(
             raise FailedElsewhere(end.exit_code) from end
         raise
     except Exception as failure:
-        told = sign_failure(world, store, getattr(failure, "exit_code", Bug.exit_code))
+        other_code = register_failure(world, store, getattr(failure, "exit_code", Bug.exit_code))
         leave_store(world, store)
-        if told is not None:
+        if other_code is not None:
             raise FailedElsewhere from failure
         raise

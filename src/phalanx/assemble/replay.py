@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
-from phalanx.assemble.blackbox import find_first, finding_to_json, loss_scale_at
+from phalanx.assemble.blackbox import find_first_nonfinite, finding_to_json, loss_scale_at
 from phalanx.assemble.feed import StepImage
 from phalanx.assemble.prepare import PreparedRun
 from phalanx.assemble.session import Session
-from phalanx.engine.checkpoint_store import list_checkpoints, step_in_name
+from phalanx.engine.checkpoint_store import list_checkpoints, parse_step
 from phalanx.engine.probe import NonFiniteFinding, Probe
 from phalanx.errors import CheckpointError
 from phalanx.report.records import read_metrics, to_json_number
@@ -33,7 +33,7 @@ class Replay:
     images: tuple[StepImage, ...]  # of the whole step
 
     @property
-    def seen_with(self) -> list[StepImage]:
+    def affected_images(self) -> list[StepImage]:
         """The images affected by the finding."""
         return [self.images[row] for row in self.finding.rows] if self.finding else []
 
@@ -69,9 +69,11 @@ def replay(prepared: PreparedRun, step: int) -> Replay:
         while state.step < step - 1:
             session.train_step(next(batches), plan.lr(state.step))
         metrics = session.train_step(next(batches), plan.lr(step - 1), probe=probe).tolist()
-        images = tuple(session.feed.step_images(step))
+        images = tuple(session.feed.list_step_images(step))
     loss, grad_norm, top1 = metrics  # tolist has waited for the device
-    finding = find_first(probe.find(loss, grad_norm), session.place, plan)
+    finding = find_first_nonfinite(
+        probe.find_nonfinite(loss, grad_norm), session.rank_context, plan
+    )
     # with an automatic loss scale such a step is skipped
     spoilt = finding is not None and finding.what == "gradient" and state.scaler is None
     return Replay(
@@ -96,7 +98,7 @@ def _compare_with_record(prepared: PreparedRun, step: int, metrics: list[float])
     """
     run = prepared.run
     rows = {row["step"]: row for row in read_metrics(run.path, scores=False)}
-    saved = [step_in_name(path) for path in list_checkpoints(run.checkpoints)]
+    saved = [parse_step(path) for path in list_checkpoints(run.checkpoints)]
     presumed = min(step, saved[-1]) if saved else 0
     if presumed and presumed not in rows and run.facts["parent"] is None:
         raise CheckpointError(

@@ -17,15 +17,15 @@ from phalanx.assemble.dataset_summary import build_read_limits
 from phalanx.assemble.feed import build_normaliser
 from phalanx.assemble.prepare import digest_values, refuse_missing_weights
 from phalanx.assemble.run_recorder import make_score_row
-from phalanx.assemble.scorable import (
+from phalanx.assemble.scoring_target import (
     ScorableCheckpoint,
     Target,
-    fit_scoring,
+    adapt_settings_to_scoring,
     plan_checkpoint,
-    plan_untrained,
+    plan_untrained_model,
 )
 from phalanx.assemble.session import Session
-from phalanx.assemble.torch_setup import apply_settings, settings_restored
+from phalanx.assemble.torch_setup import apply_torch_settings, preserve_torch_settings
 from phalanx.config.read import Settings
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.loading.image_inputs import ImageInputs, NamedImage, collect_images
@@ -39,44 +39,44 @@ from phalanx.report.records import ScoreRow
 
 
 def open_checkpoint(
-    checkpoint: ScorableCheckpoint, ranks: Ranks | None = None, *, made_up_images: int | None = None
+    checkpoint: ScorableCheckpoint, ranks: Ranks | None = None, *, random_images: int | None = None
 ) -> Session:
     """The session of a checkpoint: its model with its weights or their average.
 
-    made_up_images: the number of validation images, for data without a length of its own.
+    random_images: the number of validation images, for data without a length of its own.
     """
     size = checkpoint.start.facts["preprocessing"]["image_size"]
     plan = replace(plan_checkpoint(checkpoint), image_size=size)
-    plan = replace(plan, valid_images=made_up_images or plan.valid_images)
+    plan = replace(plan, valid_images=random_images or plan.valid_images)
     return Session(checkpoint.settings.config, plan, start=checkpoint.start, ranks=ranks)
 
 
-def open_untrained(
+def open_untrained_model(
     settings: Settings,
     ranks: Ranks | None = None,
     *,
-    made_up_images: int | None = None,
+    random_images: int | None = None,
     without_data: bool = False,
 ) -> Session:
-    """The session of a config's untrained model; made_up_images: as for `open_checkpoint`.
+    """The session of a config's untrained model; random_images: as for `open_checkpoint`.
 
-    without_data: as for `plan_untrained`; classes without known names are numbered.
+    without_data: as for `plan_untrained_model`; classes without known names are numbered.
     """
     refuse_missing_weights(settings.config)
-    plan, dataset = plan_untrained(settings, without_data=without_data)
-    plan = replace(plan, valid_images=made_up_images or plan.valid_images)
-    config = fit_scoring(settings).config
+    plan, dataset = plan_untrained_model(settings, without_data=without_data)
+    plan = replace(plan, valid_images=random_images or plan.valid_images)
+    config = adapt_settings_to_scoring(settings).config
     classes = dataset.classes or [f"class {at}" for at in range(dataset.counts.classes)]
     return Session(config, plan, classes=classes, ranks=ranks)
 
 
 def open_target(
-    target: Target, ranks: Ranks | None = None, *, made_up_images: int | None = None
+    target: Target, ranks: Ranks | None = None, *, random_images: int | None = None
 ) -> Session:
     """The session of a checkpoint or an untrained model."""
     if isinstance(target, Settings):
-        return open_untrained(target, ranks, made_up_images=made_up_images)
-    return open_checkpoint(target, ranks, made_up_images=made_up_images)
+        return open_untrained_model(target, ranks, random_images=random_images)
+    return open_checkpoint(target, ranks, random_images=random_images)
 
 
 class ScoredModel(NamedTuple):
@@ -99,13 +99,13 @@ def score(session: Session, *, step: int = 0, passes: int = 1) -> ScoredModel:
     ranks, each scores its share, and all get the whole score.
     """
     with session:
-        feed, rates, gather = session.scoring_feed, [], session.place.gather
+        feed, rates, gather = session.scoring_feed, [], session.rank_context.gather
         with _watch_ranks(session) as beat:
             _refuse_differences(session)
             for _ in range(passes):
                 gather(None)  # ranks start together
                 began = time.perf_counter()
-                found = session.evaluate(beat(batch) for batch in feed.validation())
+                found = session.evaluate(beat(batch) for batch in feed.validation_batches())
                 assert isinstance(found, Score)
                 slowest = max(gather(time.perf_counter() - began))
                 rates.append(found.scored / slowest)
@@ -116,18 +116,18 @@ def score(session: Session, *, step: int = 0, passes: int = 1) -> ScoredModel:
 
 def _refuse_differences(session: Session) -> None:
     """Raise unless weights, images and options are the same on all ranks."""
-    if session.place.ranks is not None:
+    if session.rank_context.ranks is not None:
         values = {
             "weights": hash_weights(session.gather_weights()),
             "validation images": session.scoring_feed.digest_labels(),
         }
-        session.place.ranks.refuse_differences(digest_values(session.config, values))
+        session.rank_context.ranks.refuse_differences(digest_values(session.config, values))
 
 
 @contextmanager
 def _watch_ranks(session: Session) -> Iterator[Callable[[ValidBatch], ValidBatch]]:
     """Context that ends the process if it waits too long for other ranks between batches."""
-    ranks, done = session.place.ranks, 0
+    ranks, done = session.rank_context.ranks, 0
     if ranks is None:
         yield lambda batch: batch
         return
@@ -239,8 +239,8 @@ class LoadedModel:
         If a single image cannot be read, raises DataError; among several, its Answer says why.
         """
         named = collect_images(images)
-        with settings_restored():
-            apply_settings(self._session.plan)
+        with preserve_torch_settings():
+            apply_torch_settings(self._session.plan)
             answers = list(predict(self._session, named))
         if len(answers) == 1 and answers[0].problem:
             raise DataError(f"{answers[0].image}: {answers[0].problem}")

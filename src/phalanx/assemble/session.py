@@ -28,8 +28,8 @@ from phalanx.assemble.dataset_summary import (
 from phalanx.assemble.feed import Feed, LoadedFeed, build_normaliser, open_feed
 from phalanx.assemble.fork import describe_discarded_state
 from phalanx.assemble.memory import MemoryMeter
-from phalanx.assemble.place import build_norm_joiner, build_step_passes, find_place
 from phalanx.assemble.prepare import StartingPoint
+from phalanx.assemble.rank_context import build_norm_gatherer, build_rank_context, build_step_passes
 from phalanx.assemble.torch_setup import find_scoring_device, prepare_torch
 from phalanx.config.schema import Config
 from phalanx.data.loading.device import Normaliser
@@ -42,7 +42,7 @@ from phalanx.engine.stages import StagedScoring
 from phalanx.engine.state import MetricSums, Throughput, TrainState
 from phalanx.engine.step import (
     ForwardBackward,
-    JoinNorms,
+    GatherNorms,
     MicroBatch,
     compute_logits,
     train_step,
@@ -80,7 +80,7 @@ class Session:
     ) -> None:
         self.config, self.plan, self.classes = config, plan, tuple(classes)
         self._folder = folder  # of a run, where its choice of kernels is stored
-        self.place = find_place(
+        self.rank_context = build_rank_context(
             plan, ranks, scores_in_stages=config.pipeline.pipeline_validation_model
         )
         local_rank = ranks.world.local_rank if ranks else 0
@@ -98,7 +98,11 @@ class Session:
         self.normaliser = build_normaliser(self.preprocessing, self.device, config)
         self.options = build_step_options(config, plan, self.device)
         self.model = build_network(
-            config, plan, self.device, stage=self.place.stage, with_init_weights=start is None
+            config,
+            plan,
+            self.device,
+            stage=self.rank_context.stage,
+            with_init_weights=start is None,
         )
         self.notes: list[str] = []  # what the user should know about how the model trains
         if cache is None and self.device.type == "cuda":
@@ -119,10 +123,10 @@ class Session:
             set_whitening_filters(self.model, self.feed.sample_images(_IMAGES_WHITENED))
             # another kind of processor may round differently: all ranks take rank 0's values
             own = {name: buffer.cpu() for name, buffer in self.model.named_buffers()}
-            self.model.load_state_dict(self.place.gather(own)[0], strict=False)
+            self.model.load_state_dict(self.rank_context.gather(own)[0], strict=False)
         if self.plan.acceleration.own_kernels and isinstance(self.model, UnitModel):
             self._fuse(self.model)
-        state = build_state(self.model, self.config, self.plan, self.place)
+        state = build_state(self.model, self.config, self.plan, self.rank_context)
         if start is not None:
             with_optimizer = not describe_discarded_state(start, self.config)
             load_checkpoint(state, start.checkpoint, with_optimizer=with_optimizer)
@@ -147,15 +151,15 @@ class Session:
     def _forward_backward(self) -> ForwardBackward:
         if self.plan.acceleration.own_kernels:
             store = ChoiceStore(self._folder, self._cache)
-            prepare_kernels(self.model, self.plan, self.place, store)
-            self.memory.forget_peak()
+            prepare_kernels(self.model, self.plan, self.rank_context, store)
+            self.memory.reset_peak()
         return build_step_passes(
             self.model,
             self.options,
             self.plan,
-            self.place,
+            self.rank_context,
             bucket_mib=self.config.machine.bucket_mib,
-            statistics=lambda: self.state.replicas,
+            statistics=lambda: self.state.replica_statistics,
         )
 
     @cached_property
@@ -170,7 +174,7 @@ class Session:
             return self.feed
         normaliser = build_normaliser(self.preprocessing, self.scoring_device, self.config)
         config, spec = self._without_device_input(), build_input_spec(self.config, self.plan)
-        feed = open_feed(spec, self.plan, normaliser, config, place=self.place)
+        feed = open_feed(spec, self.plan, normaliser, config, context=self.rank_context)
         return self._exits.enter_context(feed)
 
     def _without_device_input(self) -> Config:
@@ -185,7 +189,7 @@ class Session:
     def open_feed(self, plan: Plan) -> AbstractContextManager[Feed]:
         """The batches of a plan; worker processes end with the block."""
         spec = build_input_spec(self.config, plan)
-        return open_feed(spec, plan, self.normaliser, self.config, place=self.place)
+        return open_feed(spec, plan, self.normaliser, self.config, context=self.rank_context)
 
     @cached_property
     def scoring_feed(self) -> Feed:
@@ -200,7 +204,7 @@ class Session:
         )
         normaliser = build_normaliser(preprocessing, self.scoring_device, config)
         feed = self._exits.enter_context(
-            open_feed(spec, self.plan, normaliser, config, place=self.place)
+            open_feed(spec, self.plan, normaliser, config, context=self.rank_context)
         )
         if isinstance(feed, LoadedFeed):
             found = feed.loader.source("valid").classes
@@ -222,20 +226,20 @@ class Session:
                 options=self.options,
                 forward_backward=self._forward_backward,
                 loss_scale=self.plan.loss_scale.at(self.state.step),
-                join_norms=self._join_norms,
+                gather_norms=self._gather_norms,
             )
 
-    def _join_norms(self, norms: Tensor) -> Tensor:
+    def _gather_norms(self, norms: Tensor) -> Tensor:
         """The gradient norms of the whole model, from those of this process."""
-        return self._norm_joiner(norms)
+        return self._norm_gatherer(norms)
 
     @cached_property
-    def _norm_joiner(self) -> JoinNorms:
-        return build_norm_joiner(self.place, self.state.optimizer)
+    def _norm_gatherer(self) -> GatherNorms:
+        return build_norm_gatherer(self.rank_context, self.state.optimizer)
 
     def gather_weights(self) -> dict[str, Tensor]:
         """Weights and buffers of the whole model; if it has stages, all of them must call this."""
-        own, links = self.model.state_dict(), self.place.links
+        own, links = self.model.state_dict(), self.rank_context.links
         if links is None:
             return own
         host = {name: tensor.detach().cpu() for name, tensor in own.items()}
@@ -270,8 +274,8 @@ class Session:
 
     @cached_property
     def _staged_scoring(self) -> StagedScoring:
-        assert self.place.links is not None
-        return StagedScoring(self.model, self.place.links, self.place.gather)
+        assert self.rank_context.links is not None
+        return StagedScoring(self.model, self.rank_context.links, self.rank_context.gather)
 
     def evaluate(
         self, batches: Iterable[ValidBatch], *, interrupted: Callable[[], bool] = lambda: False
@@ -280,12 +284,12 @@ class Session:
 
         With several ranks, each scores its share of the batches, and all get the whole score.
         """
-        model, options, gather = self.model, self.options, self.place.gather
-        if self.place.scores_in_stages:
+        model, options, gather = self.model, self.options, self.rank_context.gather
+        if self.rank_context.scores_in_stages:
             staged = self._staged_scoring
             batches = staged.share(iter(batches), interrupted)
             model, interrupted, gather = staged, lambda: staged.interrupted, staged.gather
-        elif self.scoring_device != self.device or self.place.links is not None:
+        elif self.scoring_device != self.device or self.rank_context.links is not None:
             model = self._scoring_model
             model.load_state_dict(self.gather_weights())
             options = build_step_options(self.config, self.plan, self.scoring_device)

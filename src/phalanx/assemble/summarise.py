@@ -18,7 +18,7 @@ from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
 from phalanx.data.loading.loader import Loader
 from phalanx.data.loading.opened_rows import is_gpu_decodable
 from phalanx.data.loading.stage_rates import StageRate, describe_bottleneck, time_stages
-from phalanx.engine.checkpoint_store import find_best, newest_checkpoint
+from phalanx.engine.checkpoint_store import choose_best_step, find_newest_checkpoint
 from phalanx.engine.state import TrainState, hash_weights
 from phalanx.kernels.rounding import COUNTS
 from phalanx.plan.model import build_variant
@@ -35,24 +35,28 @@ class RunEnd(NamedTuple):
     """What must be gathered from all ranks at the end of a run."""
 
     weights: dict[str, Tensor]  # of the whole model, on the rank that writes
-    counts: Tensor | None  # of roundings, on the same rank
-    rises: list[int | None]  # by how many bytes the memory of each rank rose
+    rounding_counts: Tensor | None  # of roundings, on the same rank
+    memory_rises: list[int | None]  # by how many bytes the memory of each rank rose
 
 
-def gather_end(session: Session) -> RunEnd:
+def gather_run_end(session: Session) -> RunEnd:
     """Gather the end of a run from all ranks; all must call it."""
-    rises, state = session.place.gather(session.memory.rise()), session.state
+    rises, state = session.rank_context.gather(session.memory.measure_rise()), session.state
     own = {name: tensor.detach().cpu() for name, tensor in state.model.state_dict().items()}
-    return RunEnd(state.collect(own) if state.collect else own, state.sum_counts(), rises)
+    return RunEnd(
+        state.gather_to_first(own) if state.gather_to_first else own,
+        state.sum_rounding_counts(),
+        rises,
+    )
 
 
 def summarise_run(prepared: PreparedRun, session: Session, end: RunEnd) -> Summary:
     """The summary of a finished run."""
     state, run, plan = session.state, prepared.run, session.plan
-    best = find_best(run.checkpoints, state.scores)
-    newest = newest_checkpoint(run.checkpoints)
+    best = choose_best_step(run.checkpoints, state.scores)
+    newest = find_newest_checkpoint(run.checkpoints)
     row = next(iter(read_scores(run.path)[-1:]), None)
-    memory = describe_memory(end.rises, prepared.config, plan)
+    memory = describe_memory(end.memory_rises, prepared.config, plan)
     return Summary(
         steps=state.step,
         epochs=plan.epochs,
@@ -70,7 +74,7 @@ def summarise_run(prepared: PreparedRun, session: Session, end: RunEnd) -> Summa
         finished=True,
         input=_describe_input(session),
         averaged_top1=read_averaged_top1(run.path).get(state.step),
-        numerics=_describe_numerics(state, plan, end.counts),
+        numerics=_describe_numerics(state, plan, end.rounding_counts),
         memory=memory[0],
         memory_by_stage=memory if len(memory) > 1 else (),
     )
@@ -128,7 +132,7 @@ def _describe_input(session: Session) -> InputNote | None:
     available = seen
     if wait < _KEPT_UP:
         one_core = 1 / (1 / rates["read"] + 1 / rates["both"])
-        readers = max(session.plan.workers, 1) * session.place.layout.ranks
+        readers = max(session.plan.workers, 1) * session.rank_context.layout.ranks
         available = max(needed, one_core * readers)
     return InputNote(
         verdict=describe_bottleneck(
@@ -137,7 +141,7 @@ def _describe_input(session: Session) -> InputNote | None:
             model=session.config.model.model,
             stages=stages,
             gpu_could_decode=available < needed
-            and could_decode_on_gpu(feed.loader, session.config, session.device),
+            and can_decode_on_gpu(feed.loader, session.config, session.device),
         ),
         images_per_second_available=available,
         images_per_second_needed=needed,
@@ -145,7 +149,7 @@ def _describe_input(session: Session) -> InputNote | None:
     )
 
 
-def could_decode_on_gpu(loader: Loader, config: Config, device: torch.device) -> bool:
+def can_decode_on_gpu(loader: Loader, config: Config, device: torch.device) -> bool:
     """Whether the GPU could decode a share of the images, and does not yet."""
     if config.data.gpu_decode or device.type != "cuda":
         return False

@@ -26,9 +26,9 @@ DETERMINISM = {  # (deterministic algorithms and cuDNN kernels, cudnn.benchmark)
 
 def prepare_torch(plan: Plan, *, local_rank: int = 0) -> torch.device:
     """Set torch up as the plan says, and return the device of a rank."""
-    avoid_missing_instructions()
-    apply_settings(plan)
-    device = _open_device(pick_device(plan.device, local_rank), "--device")
+    disable_amx_on_virtual_machines()
+    apply_torch_settings(plan)
+    device = _open_device(find_rank_device(plan.device, local_rank), "--device")
     if device.type == "cpu":
         _keep_freed_memory()
     if device.index:
@@ -48,7 +48,7 @@ def find_scoring_device(
         return device
     name = resolve_device(name)
     turn = local_rank % count_devices(name) if ":" in name else local_rank
-    found = _open_device(pick_device(name, turn), "--validation-device")
+    found = _open_device(find_rank_device(name, turn), "--validation-device")
     is_same = found.type == device.type and (found.index or 0) == (device.index or 0)
     return device if is_same else found
 
@@ -67,7 +67,7 @@ def _open_device(name: str, flag: str) -> torch.device:
     return device
 
 
-def apply_settings(plan: Plan) -> None:
+def apply_torch_settings(plan: Plan) -> None:
     """Apply the threads and the determinism of a plan to torch's global settings."""
     torch.set_num_threads(plan.threads)
     deterministic, benchmark = DETERMINISM[plan.determinism]
@@ -83,7 +83,7 @@ def apply_settings(plan: Plan) -> None:
 
 
 @contextmanager
-def settings_restored() -> Iterator[None]:
+def preserve_torch_settings() -> Iterator[None]:
     """Context that restores torch's global settings, for Python programs that call us."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     threads = torch.get_num_threads()
@@ -104,10 +104,10 @@ def settings_restored() -> Iterator[None]:
         matmul.allow_bf16_reduced_precision_reduction = bfloat16
 
 
-def pick_device(devices: str, local_rank: int = 0) -> str:
+def find_rank_device(devices: str, local_rank: int = 0) -> str:
     """The device of a rank among those of its machine: with cuda:1,3, rank 1 has cuda:3.
 
-    >>> pick_device("cuda:1,3", 1), pick_device("cuda", 2), pick_device("cpu", 2)
+    >>> find_rank_device("cuda:1,3", 1), find_rank_device("cuda", 2), find_rank_device("cpu", 2)
     ('cuda:3', 'cuda:2', 'cpu')
     """
     kind, _, numbers = devices.partition(":")
@@ -134,7 +134,7 @@ def _keep_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP)
 
 
-def avoid_missing_instructions(facts: Path = Path("/proc/cpuinfo")) -> None:
+def disable_amx_on_virtual_machines(facts: Path = Path("/proc/cpuinfo")) -> None:
     """Keep oneDNN from using AMX tiles on virtual machines, unless the user has set its ISA.
 
     Some of them report AMX but kill the process when it is used, which only 16-bit matrix products

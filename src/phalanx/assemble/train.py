@@ -17,21 +17,26 @@ from phalanx.assemble.average import average_run
 from phalanx.assemble.blackbox import BlackBox
 from phalanx.assemble.fork import describe_fork
 from phalanx.assemble.memory import read_memory_shares
-from phalanx.assemble.place import Place, build_profiler, build_watchdog, find_place
-from phalanx.assemble.prepare import PreparedRun, digest_run, start_from, take_over
+from phalanx.assemble.prepare import PreparedRun, digest_run, find_starting_point, finish_preparing
+from phalanx.assemble.rank_context import (
+    RankContext,
+    build_profiler,
+    build_rank_context,
+    build_watchdog,
+)
 from phalanx.assemble.run_recorder import RunRecorder
 from phalanx.assemble.session import Session
-from phalanx.assemble.summarise import RunEnd, gather_end, gather_run_facts, summarise_run
+from phalanx.assemble.summarise import RunEnd, gather_run_end, gather_run_facts, summarise_run
 from phalanx.data.layouts.image_files import describe_ignored
 from phalanx.engine.checkpoint import CheckpointSaver, load_weights
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
     WEIGHTS,
+    find_newest_checkpoint,
     list_checkpoints,
-    newest_checkpoint,
+    parse_step,
     prune_checkpoints,
     read_files,
-    step_in_name,
 )
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.evaluate import Score, ValidBatch
@@ -50,8 +55,8 @@ from phalanx.report.console import Console
 from phalanx.report.records import Records, read_averaged_top1, read_scores
 from phalanx.report.report_page import write_report
 from phalanx.report.summary import Summary, write_summary
-from phalanx.report.terminal import clean_name
-from phalanx.signals import StopRequest, listening
+from phalanx.report.terminal import escape_name
+from phalanx.signals import StopRequest, listen_for_signals
 from phalanx.trackers.choice import choose_trackers
 from phalanx.trackers.processes import Trackers, track_run
 from phalanx.units import format_plural
@@ -90,47 +95,47 @@ def train(
     stream: standard output if None. fit: the training loop. Only the rank that writes returns the
     summary, others None.
     """
-    place = find_place(prepared.plan, ranks)
-    role = role or place.role
+    context = build_rank_context(prepared.plan, ranks)
+    role = role or context.role
     with ExitStack() as stack:
         if role.writes:
             stack.enter_context(prepared.run.lock())
         try:
-            prepared = _agree_on_start(prepared, place, role)
+            prepared = _share_starting_point(prepared, context, role)
             training = open_training(prepared, stack, stream=stream, role=role, ranks=ranks)
-            _go_to_start(training)
+            _prepare_start(training)
         except UserError:
             stack.close()
-            if prepared.fresh:  # this command made the folder, and cannot start the run
+            if prepared.is_new:  # this command made the folder, and cannot start the run
                 prepared.run.discard()
             raise
-        _announce(training)
+        _print_start(training)
         if role.writes:
             shown = choose_trackers(prepared.config), training.console.print
             stack.enter_context(track_run(training.trackers, prepared.run, *shown))
         _run_loop(training, fit)
-        training.session.state.settle()
+        training.session.state.load_mean_statistics()
         _collect_findings(training)
-        end = gather_end(training.session)
+        end = gather_run_end(training.session)
         if not role.writes:
             return None
-        _average_last(training)
-        summary = _finish(training, end)
+        _average_last_checkpoints(training)
+        summary = _write_results(training, end)
     write_report(prepared.run)
     return summary
 
 
-def _agree_on_start(prepared: PreparedRun, place: Place, role: Role) -> PreparedRun:
+def _share_starting_point(prepared: PreparedRun, context: RankContext, role: Role) -> PreparedRun:
     """The run with the starting point that the rank that writes has found."""
     if role.writes:
-        prepared = take_over(prepared)
+        prepared = finish_preparing(prepared)
     start = prepared.start
     own = start.checkpoint if start is not None and start.use == "resume" else None
-    first = place.gather(own)[0]
+    first = context.gather(own)[0]
     if not role.writes:
-        prepared = replace(prepared, start=start_from(first, prepared.run))
-    if place.ranks is not None:
-        place.ranks.refuse_differences(digest_run(prepared))
+        prepared = replace(prepared, start=find_starting_point(first, prepared.run))
+    if context.ranks is not None:
+        context.ranks.refuse_differences(digest_run(prepared))
     return prepared
 
 
@@ -156,7 +161,7 @@ def open_training(
     start, classes = prepared.start, prepared.dataset.classes
     session = Session(config, plan, start=start, classes=classes, ranks=ranks, folder=run.path)
     stack.enter_context(session)
-    records, consensus = Records(run.path), session.place.consensus
+    records, consensus = Records(run.path), session.rank_context.consensus
     stack.callback(records.flush)  # so that a diverged run has its last steps on disk
     saver = CheckpointSaver(
         run.checkpoints,
@@ -169,7 +174,7 @@ def open_training(
     probe = Probe(session.model) if config.machine.fp_exceptions else None
     session.feed  # noqa: B018 - opened now, to report unreadable data before the first line
     stack.enter_context(console)
-    profiler = build_profiler(session.place, prepared, session.state, tell=console.print)
+    profiler = build_profiler(session.rank_context, prepared, session.state, say=console.print)
     if profiler is not None:
         stack.callback(profiler.close)
     return TrainingRun(
@@ -182,44 +187,38 @@ def open_training(
         stop=StopRequest(),
         role=role,
         consensus=consensus,
-        watchdog=build_watchdog(session.place, prepared, lambda: session.state.step),
+        watchdog=build_watchdog(session.rank_context, prepared, lambda: session.state.step),
         profiler=profiler,
         trackers=Trackers(partial(read_memory_shares, session.device)),
     )
 
 
-def _go_to_start(training: TrainingRun) -> None:
+def _prepare_start(training: TrainingRun) -> None:
     """Bring checkpoints and records to the step this process starts at."""
-    state, prepared = training.session.state, training.prepared
+    session, prepared = training.session, training.prepared
+    state, feed = session.state, session.feed
     if prepared.start is not None and prepared.start.use == "fork":
-        state.settle()
+        state.load_mean_statistics()
         training.saver.save(state)  # this run must not depend on its parent, which may be deleted
-    else:
-        _restore_seen(training)
+    elif not prepared.accepts_changed_data:
+        feed.recheck_bad(state.bad_images)
+        feed.restore_checksums(state.image_checksums)
+        if session.valid_feed is not feed:
+            session.valid_feed.restore_checksums(state.image_checksums)
+    elif training.role.writes:
+        accepted = [*prepared.run.facts.get("accepted_changed_data", []), state.step]
+        prepared.run.update_facts(accepted_changed_data=accepted)
     if state.step == prepared.plan.total_steps:
         state.scores.pop(state.step, None)  # killed before the summary: the last score is redone
     if training.role.writes:
         training.records.truncate(state.step, scored=state.step in state.scores)
 
 
-def _restore_seen(training: TrainingRun) -> None:
-    """Restore the checksums of images read before, unless the user accepts changed data."""
-    state, run, feed = training.session.state, training.prepared.run, training.session.feed
-    if not training.prepared.accepts_changed_data:
-        feed.recheck_bad(state.bad_images)
-        feed.restore_seen(state.seen)
-        if training.session.valid_feed is not feed:
-            training.session.valid_feed.restore_seen(state.seen)
-    elif training.role.writes:
-        accepted = [*run.facts.get("accepted_changed_data", []), state.step]
-        run.update_facts(accepted_changed_data=accepted)
-
-
-def _announce(training: TrainingRun) -> None:
+def _print_start(training: TrainingRun) -> None:
     """Print what is about to be trained."""
     prepared, plan, console = training.prepared, training.prepared.plan, training.console
     config, start, snapshots = prepared.config, prepared.start, prepared.dataset.snapshots
-    layout = training.session.place.layout
+    layout = training.session.rank_context.layout
     console.print(
         f"{config.model.model} on {config.data.data}: {format_plural(plan.train_images, 'image')}, "
         f"{format_plural(plan.total_steps, 'step')} of {plan.global_batch:,}, "
@@ -256,13 +255,13 @@ def _run_loop(training: TrainingRun, fit: Fit) -> None:
     session, black_box = training.session, training.black_box
     # with a probe, a step that diverged must be noticed before the next one runs
     capacity = 1 if black_box.probe else session.config.train.device_iterations
-    metrics, deps = MetricsBuffer(session.device, capacity), loop_dependencies(training)
+    metrics, deps = MetricsBuffer(session.device, capacity), build_loop_dependencies(training)
     console, prints = training.console, training.role.prints
     with (
         training.watchdog or nullcontext(),
-        listening(training.stop, leave=console.restore_terminal, prints=prints),
+        listen_for_signals(training.stop, leave=console.restore_terminal, prints=prints),
     ):
-        with black_box.recording(metrics.read, deps.observer.on_metrics):
+        with black_box.record_failure(metrics.read, deps.observer.on_metrics):
             try:
                 fit(session.state, session.plan, deps=deps, metrics=metrics)
             except BaseException as end:
@@ -275,7 +274,7 @@ def _run_loop(training: TrainingRun, fit: Fit) -> None:
             _score_checkpoints(training, deps)
 
 
-def loop_dependencies(training: TrainingRun) -> LoopDependencies:
+def build_loop_dependencies(training: TrainingRun) -> LoopDependencies:
     """The functions and objects that the loop calls."""
     session, plan, black_box = training.session, training.session.plan, training.black_box
     feed, beat = session.feed, training.watchdog.beat if training.watchdog else lambda: None
@@ -286,7 +285,7 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
         return session.evaluate(shown(), interrupted=lambda: training.stop() and not last)
 
     def shown() -> Iterator[ValidBatch]:
-        for number, batch in enumerate(session.valid_feed.validation()):
+        for number, batch in enumerate(session.valid_feed.validation_batches()):
             beat()
             training.console.evaluation_progress(number * plan.valid_batch, plan.valid_images)
             yield batch
@@ -296,8 +295,8 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
         return session.train_step(passes, lr, probe=black_box.probe)
 
     def save(state: TrainState) -> None:
-        session.place.refuse_drift(state)
-        state.settle()
+        session.rank_context.refuse_drift(state)
+        state.load_mean_statistics()
         _collect_findings(training)
         if training.role.writes:
             training.records.flush(sync=True)
@@ -306,9 +305,9 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
         training.saver.save(state)
 
     def describe_images(step: int) -> str:
-        names = [image.name for image in feed.step_images(step)]
+        names = [image.name for image in feed.list_step_images(step)]
         more = len(names) - _IMAGES_SHOWN
-        shown = clean_name(", ".join(names[:_IMAGES_SHOWN]))
+        shown = escape_name(", ".join(names[:_IMAGES_SHOWN]))
         return shown + (f" and {more:,} more" if more > 0 else "")
 
     deps = LoopDependencies(
@@ -339,12 +338,13 @@ def _collect_findings(training: TrainingRun) -> None:
     state, feed, valid = session.state, session.feed, session.valid_feed
     for found in gather(feed.bad_images() | valid.bad_images()):
         state.bad_images |= found
-    seen: dict[str, NDArray[np.uint32]] = {}
-    for one in (part for parts in gather((feed.seen(), valid.seen())) for part in parts):
+    merged: dict[str, NDArray[np.uint32]] = {}
+    own = feed.image_checksums(), valid.image_checksums()
+    for one in (part for parts in gather(own) for part in parts):
         for split, checksums in one.items():
-            seen[split] = np.maximum(seen[split], checksums) if split in seen else checksums
-    state.seen = seen
-    state.throughput = Throughput.slowest(gather(state.throughput))
+            merged[split] = np.maximum(merged[split], checksums) if split in merged else checksums
+    state.image_checksums = merged
+    state.throughput = Throughput.combine(gather(state.throughput))
 
 
 def _score_checkpoints(training: TrainingRun, deps: LoopDependencies) -> None:
@@ -362,7 +362,7 @@ def _score_checkpoints(training: TrainingRun, deps: LoopDependencies) -> None:
         return score
 
     for checkpoint in list_checkpoints(run.checkpoints):
-        state.step = step_in_name(checkpoint)
+        state.step = parse_step(checkpoint)
         if state.step not in state.scores:
             score = score_file(checkpoint / WEIGHTS)
             state.scores[state.step] = score.top1
@@ -376,7 +376,7 @@ def _score_checkpoints(training: TrainingRun, deps: LoopDependencies) -> None:
     state.model.load_state_dict(weights)
 
 
-def _average_last(training: TrainingRun) -> None:
+def _average_last_checkpoints(training: TrainingRun) -> None:
     """Average the last checkpoints and score the result, if the options say so."""
     how = build_averaging(training.session.config)
     if how is None:
@@ -387,11 +387,11 @@ def _average_last(training: TrainingRun) -> None:
     training.console.print(f"{what}: top-1 {after}, the newest alone {before}")
 
 
-def _finish(training: TrainingRun, end: RunEnd) -> Summary:
+def _write_results(training: TrainingRun, end: RunEnd) -> Summary:
     """Prune the checkpoints and write the summary."""
     state, run = training.session.state, training.prepared.run
     training.records.flush(sync=True)
-    if newest_checkpoint(run.checkpoints) is not None:
+    if find_newest_checkpoint(run.checkpoints) is not None:
         keep = count_kept_checkpoints(training.session.config)
         prune_checkpoints(run.checkpoints, keep=keep, scores=state.scores)
     summary = summarise_run(training.prepared, training.session, end)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from phalanx.assemble.dataset_summary import plan_run
-from phalanx.assemble.memory import peak_resident, read_resident
+from phalanx.assemble.memory import read_peak_memory, read_resident_memory
 from phalanx.assemble.torch_setup import prepare_torch
 from phalanx.bench.synthetic_steps import build_synthetic_step
 from phalanx.config.read import Settings
@@ -160,7 +160,7 @@ def _try_size(
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-    peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else peak_resident()
+    peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else read_peak_memory()
     gc.collect()  # states hold themselves in circles
     return rate, peak
 
@@ -189,4 +189,4 @@ def reset_peak(device: torch.device) -> None:
 
 def _memory_now(device: torch.device) -> int:
     """Bytes this process holds before a trial; on a GPU all of them count."""
-    return 0 if device.type == "cuda" else read_resident("VmRSS") or 0
+    return 0 if device.type == "cuda" else read_resident_memory("VmRSS") or 0

@@ -9,7 +9,7 @@ import numpy as np
 from phalanx.assemble.dataset_summary import plan_run
 from phalanx.assemble.feed import LoadedFeed
 from phalanx.assemble.session import Session
-from phalanx.assemble.summarise import could_decode_on_gpu
+from phalanx.assemble.summarise import can_decode_on_gpu
 from phalanx.bench.synthetic_steps import build_synthetic_step, synchronise
 from phalanx.config.read import Settings
 from phalanx.data.loading.stage_rates import (
@@ -111,7 +111,7 @@ def measure_loading_rates(settings: Settings, *, seconds: float) -> LoadingRates
             model=config.model.model,
             needed=measure_rate(step, seconds),
             device=str(device),
-            gpu_could_decode=could_decode_on_gpu(loader, config, device),
+            gpu_could_decode=can_decode_on_gpu(loader, config, device),
         )
 
 

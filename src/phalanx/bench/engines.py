@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from phalanx.assemble.prepare import PreparedRun, prepare_new
-from phalanx.assemble.train import TrainingRun, loop_dependencies, open_training
+from phalanx.assemble.prepare import PreparedRun, prepare_new_run
+from phalanx.assemble.train import TrainingRun, build_loop_dependencies, open_training
 from phalanx.bench.paired_ratio import PairedRatio
 from phalanx.bench.synthetic_steps import synchronise
 from phalanx.config.read import Settings
@@ -117,7 +117,7 @@ def _prepare(settings: Settings, folder: Path) -> PreparedRun:
     """A run of these settings in its own folder; ConfigError if it needs several ranks."""
     own = settings.config.run.model_copy(update={"run_dir": str(folder)})
     config = settings.config.model_copy(update={"run": own})
-    prepared = prepare_new(replace(settings, config=config), line="bench engines")
+    prepared = prepare_new_run(replace(settings, config=config), line="bench engines")
     ranks = prepared.plan.layout.ranks
     if ranks > 1:
         raise ConfigError(
@@ -143,7 +143,7 @@ def _run_block(training: TrainingRun, engine: Fit, steps: int) -> float:
         return state.step == first - 1 + steps
 
     deps = replace(
-        loop_dependencies(training),
+        build_loop_dependencies(training),
         stop_requested=is_over,
         save=lambda state: times.append(perf_counter()),  # by then the device has finished
     )

@@ -45,21 +45,21 @@ def measure_inference(open_session: Callable[[], Session], job: BenchJob) -> Ben
 
 @torch.inference_mode()
 def _measure(session: Session, job: BenchJob) -> BenchResult:
-    plan, place, done = session.plan, session.place, 0
+    plan, context, done = session.plan, session.rank_context, 0
     stream, answer = _repeat_batches(session), _build_answer(session)
     clock = start_clock(session, job)
     with watch_ranks(session, lambda: f"a benchmark, after {done:,} batches") as beat:
         while not clock.is_over:
             count = clock.next_end - done
-            place.gather(None)  # ranks start together
+            context.gather(None)  # ranks start together
             began, rows = perf_counter(), list[int]()
             answer(_count_rows(islice(stream, count), rows, beat))
             synchronise(session.device)
-            busy_s = max(place.gather(perf_counter() - began))
-            images = sum(place.gather(sum(rows) if place.reads(scoring=True) else 0))
+            busy_s = max(context.gather(perf_counter() - began))
+            images = sum(context.gather(sum(rows) if context.reads_images(scoring=True) else 0))
             done += count
             clock.end_block(done, images, busy_s)
-        latency = None if place.scores_in_stages else _time_calls(session, job, beat)
+        latency = None if context.scores_in_stages else _time_calls(session, job, beat)
     return build_result(
         session,
         job,
@@ -72,7 +72,7 @@ def _measure(session: Session, job: BenchJob) -> BenchResult:
 
 def _build_answer(session: Session) -> Callable[[Iterable[ValidBatch]], object]:
     """A function that scores batches: with the scoring model, or with all stages together."""
-    if session.place.scores_in_stages:
+    if session.rank_context.scores_in_stages:
         return session.evaluate
     model, options = session.find_scoring_model(), session.options
 
@@ -85,9 +85,9 @@ def _build_answer(session: Session) -> Callable[[Iterable[ValidBatch]], object]:
 
 def _repeat_batches(session: Session) -> Iterator[tuple[int, ValidBatch]]:
     """The validation batches of this rank again and again, with the number of images in each."""
-    plan, place, feed = session.plan, session.place, session.scoring_feed
+    plan, context, feed = session.plan, session.rank_context, session.scoring_feed
     images, rows = plan.valid_images, plan.valid_batch
-    numbers = place.valid_share.batches(-(-images // rows))
+    numbers = context.valid_share.batches(-(-images // rows))
     if not numbers:
         raise ConfigError(
             f"--batch-size {rows:,}: the {images:,} validation images are too few batches for "
@@ -95,7 +95,7 @@ def _repeat_batches(session: Session) -> Iterator[tuple[int, ValidBatch]]:
         )
     sizes = [min(rows, images - number * rows) for number in numbers]
     while True:
-        yield from zip(sizes, feed.validation(), strict=True)
+        yield from zip(sizes, feed.validation_batches(), strict=True)
 
 
 def _count_rows(
@@ -121,7 +121,7 @@ def _time_calls(session: Session, job: BenchJob, beat: Callable[[], None]) -> di
         call()
         times.append(1e3 * (perf_counter() - began))
         beat()
-    every = np.concatenate(session.place.gather(np.array(times)))
+    every = np.concatenate(session.rank_context.gather(np.array(times)))
     found = {
         name: float(np.percentile(every, share)) if len(every) >= needed else None
         for name, (share, needed) in _PERCENTILES.items()

@@ -43,7 +43,7 @@ def release_memory() -> None:
 
 def start_clock(session: Session, job: BenchJob, *, most_turns: int | None = None) -> BlockClock:
     """A clock for the work of a session, with its device's energy meter."""
-    ranks = session.place.ranks
+    ranks = session.rank_context.ranks
     # the counter of a processor covers all ranks of its host
     is_counted = session.device.type == "cuda" or ranks is None or ranks.world.local_rank == 0
     return BlockClock(
@@ -60,7 +60,7 @@ def watch_ranks(session: Session, where: Callable[[], str]) -> Iterator[Callable
 
     where: describes what it is doing.
     """
-    ranks = session.place.ranks
+    ranks = session.rank_context.ranks
     if ranks is None:
         yield lambda: None
         return
@@ -77,9 +77,9 @@ def watch_ranks(session: Session, where: Callable[[], str]) -> Iterator[Callable
 
 def build_result(session: Session, job: BenchJob, clock: BlockClock, **more: Any) -> BenchResult:
     """The result of all ranks, in each of them; more: fields that only one kind has."""
-    plan, gather = session.plan, session.place.gather
+    plan, gather = session.plan, session.rank_context.gather
     clock_mhz = read_clock_mhz(session.device)  # before the GPU goes idle
-    peaks = [rise for rise in gather(session.memory.rise()) if rise is not None]
+    peaks = [rise for rise in gather(session.memory.measure_rise()) if rise is not None]
     joules = [used for used in gather(clock.energy_j) if used is not None]
     return BenchResult(
         kind=job.kind,

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from phalanx.assemble.memory import peak_resident, predict_step_memory
+from phalanx.assemble.memory import predict_step_memory, read_peak_memory
 from phalanx.assemble.session import Session
-from phalanx.assemble.torch_setup import pick_device
+from phalanx.assemble.torch_setup import find_rank_device
 from phalanx.bench.batch_size_finder import (
     FREE_MEMORY_FRACTION,
     find_batch_size,
@@ -73,12 +73,12 @@ def refuse_large_forward(session: Session) -> None:
     if _is_on_gpu(plan):
         _refuse_large_images(rows, plan, free)
         return
-    if session.place.scores_in_stages or _surely_fits(rows, plan, free):
+    if session.rank_context.scores_in_stages or _surely_fits(rows, plan, free):
         return
     peaks = []
     for size in _TRIED:
         _run_forward(session, size)
-        peaks.append((size, peak_resident()))
+        peaks.append((size, read_peak_memory()))
     _refuse_large("a forward pass", *peaks, asked=rows, free=free)
 
 
@@ -96,7 +96,7 @@ def explain_full_forward(session: Session) -> ConfigError:
         return True
 
     plan = session.plan
-    alone = session.place.ranks is None
+    alone = session.rank_context.ranks is None
     found = search_sizes(fits, most=plan.valid_batch) if alone else None
     return _describe_full(plan.valid_batch, found, plan.device)
 
@@ -110,7 +110,7 @@ def _run_forward(session: Session, rows: int) -> None:
 
 
 def _is_on_gpu(plan: Plan) -> bool:
-    return torch.device(pick_device(plan.device)).type != "cpu"
+    return torch.device(find_rank_device(plan.device)).type != "cpu"
 
 
 def _count_free(plan: Plan) -> int:

@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 import torch
 import torch.nn.functional as F
 
-from phalanx.assemble.prepare import prepare_new
+from phalanx.assemble.prepare import prepare_new_run
 from phalanx.assemble.session import Session
-from phalanx.assemble.train import TrainingRun, loop_dependencies, open_training
+from phalanx.assemble.train import TrainingRun, build_loop_dependencies, open_training
 from phalanx.bench.paired_ratio import PairedRatio, measure_pairs
 from phalanx.config.read import read_settings
 from phalanx.engine.train import MetricsBuffer, fit
@@ -26,7 +26,7 @@ def measure_overhead(*, pairs: int, steps: int, done: Callable[[int], None]) -> 
     with TemporaryDirectory() as folder, ExitStack() as stack:
         flags = {"run-dir": str(Path(folder) / "run"), "steps": str((pairs + 2) * steps)}
         silence = stack.enter_context(open(os.devnull, "w"))
-        prepared = prepare_new(read_settings("demo", flags), line="bench")
+        prepared = prepare_new_run(read_settings("demo", flags), line="bench")
         training = open_training(prepared, stack, stream=silence)
         ours, bare = _phalanx_block(training, steps), _bare_block(training.session, steps)
         ours()  # fills caches, chooses kernels
@@ -46,7 +46,7 @@ def _phalanx_block(training: TrainingRun, steps: int) -> Callable[[], int]:
     def block() -> int:
         end = state.step + steps
         deps = replace(
-            loop_dependencies(training),
+            build_loop_dependencies(training),
             stop_requested=lambda: state.step >= end,
             save=lambda state: None,
         )

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from phalanx.assemble.memory import peak_resident
+from phalanx.assemble.memory import read_peak_memory
 from phalanx.assemble.session import Session
 from phalanx.bench.energy import EnergyMeter
 from phalanx.bench.synthetic_steps import synchronise
@@ -121,7 +121,7 @@ def predict_run(
         scoring = _measure_scoring(session, _SCORING * seconds, done) if plan.evaluations else None
         saving = _measure_saving(session, folder, done) if plan.save.count() else None
         is_gpu = session.device.type == "cuda"
-        peak = session.memory.rise() if is_gpu else peak_resident()
+        peak = session.memory.measure_rise() if is_gpu else read_peak_memory()
         device = torch.cuda.get_device_name(session.device) if is_gpu else ""
         has_average = session.state.average is not None
     scores = plan.evaluations * (2 if has_average else 1)
@@ -229,7 +229,7 @@ def _measure_scoring(
     begin = perf_counter()
 
     def limited() -> Iterator[ValidBatch]:
-        for batch in session.valid_feed.validation():
+        for batch in session.valid_feed.validation_batches():
             synchronise(session.device)
             asked.append(perf_counter())
             done(f"evaluation, batch {len(asked)} of {total}")
@@ -262,10 +262,12 @@ def _measure_saving(
     """Write one checkpoint; None if it cannot be written, which a run would report."""
     done("checkpoint")
     with suppress(OSError, DiskError, DivergedError), TemporaryDirectory(dir=folder) as temporary:
-        session.state.settle()
+        session.state.load_mean_statistics()
         place = Path(temporary) / "checkpoints"
         facts = {"norm_layout": build_variant(session.config).norm.layout}
-        saver = CheckpointSaver(place, keep=1, run_facts=facts, consensus=session.place.consensus)
+        saver = CheckpointSaver(
+            place, keep=1, run_facts=facts, consensus=session.rank_context.consensus
+        )
         begin = perf_counter()
         saver.save(session.state)
         blocked_s = perf_counter() - begin

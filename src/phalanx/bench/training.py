@@ -38,7 +38,7 @@ class _BlockEnds(Every):
 
     is_end: Callable[[int], bool] = lambda step: False
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Whether a block ends here."""
         return self.is_end(step)
 
@@ -76,7 +76,7 @@ class _BlockObserver:
 def measure_training(planned: PlannedRun, job: BenchJob, ranks: Ranks | None) -> BenchResult:
     """Train until all blocks are measured; nothing is written, and weights do not change."""
     settings, plan = planned.settings, planned.plan
-    plan = _fit_plan(plan, ends="steps" in settings.typed)
+    plan = _fit_plan(plan, ends="steps" in settings.user_options)
     refuse_large_step(settings.config, plan)
     found = _try_to_measure(planned._replace(plan=plan), job, ranks)
     if found is None:
@@ -153,5 +153,5 @@ def _build_dependencies(session: Session, observer: _BlockObserver) -> LoopDepen
         describe_images=lambda step: f"those of step {step:,}",
         diagnose=lambda row: "the model cannot be measured with these options",
         observer=observer,
-        consensus=session.place.consensus,
+        consensus=session.rank_context.consensus,
     )

@@ -41,7 +41,7 @@ class ModelSize:
 
 
 @cache
-def load_sizes() -> dict[str, ModelSize]:
+def read_model_sizes() -> dict[str, ModelSize]:
     """The sizes of all models that come with Phalanx."""
     text = SIZES_FILE.read_text(encoding="utf-8")
     return {name: ModelSize(**row) for name, row in json.loads(text).items()}

@@ -201,13 +201,13 @@ def describe_other_value(option: str, value: str) -> str | None:
     """
     plain = re.sub(r"[-_.\s]", "", value.lower())
     answer = OTHER_VALUES.get(option, {}).get(plain)
-    return answer and (answer if answer.startswith("there is no") else say_here(answer))
+    return answer and (answer if answer.startswith("there is no") else describe_our_name(answer))
 
 
-def say_here(answer: str) -> str:
+def describe_our_name(answer: str) -> str:
     """A sentence with our name, and what an answer adds to it.
 
-    >>> say_here("--mixup-alpha"), say_here("--keep, the newest ones")
+    >>> describe_our_name("--mixup-alpha"), describe_our_name("--keep, the newest ones")
     ('it is --mixup-alpha here', 'it is --keep here, the newest ones')
     """
     end = min((answer.find(mark) for mark in ",;" if mark in answer), default=len(answer))

@@ -48,7 +48,7 @@ def refuse_unnamed_plugins(names: str, *, where: str) -> None:
         )
 
 
-def loaded_plugins() -> str | None:
+def list_loaded_plugins() -> str | None:
     """The plugins that the user has named, as a comma-separated list; None if there are none."""
     return ",".join(_LOADED) or None
 

@@ -12,7 +12,7 @@ from phalanx.plan.averaging import Averaging
 from phalanx.units import format_plural
 
 if TYPE_CHECKING:
-    from phalanx.assemble.average import Averaged
+    from phalanx.assemble.average import AveragedRun
     from phalanx.report.folder import RunFolder
 
 _SCORING_OPTIONS = (
@@ -92,10 +92,14 @@ def _read_averaging(args: ParsedArgs) -> Averaging:
 
 def _check_checkpoints(run: "RunFolder", averaging: Averaging, flags: dict[str, str]) -> None:
     """Refuse a run with too few checkpoints, or with fewer steps than are to give statistics."""
-    from phalanx.assemble.scorable import find_checkpoint, list_consecutive, read_checkpoint
+    from phalanx.assemble.scoring_target import (
+        find_checkpoint,
+        list_consecutive_checkpoints,
+        read_checkpoint,
+    )
 
     newest = read_checkpoint(find_checkpoint(run.path), flags)
-    found = list_consecutive(run.checkpoints, newest)
+    found = list_consecutive_checkpoints(run.checkpoints, newest)
     averaging.count_among(len(found), where=run.checkpoints)
     steps = newest.start.facts["plan"]["total_steps"]
     if averaging.norm_steps > steps:
@@ -105,7 +109,7 @@ def _check_checkpoints(run: "RunFolder", averaging: Averaging, flags: dict[str, 
         )
 
 
-def _as_json(averaged: "Averaged") -> dict[str, Any]:
+def _as_json(averaged: "AveragedRun") -> dict[str, Any]:
     """What was averaged, the newest checkpoint's score and the average's."""
     rows = {
         name: {"checkpoint": str(path), **asdict(scored.row), "bad_images": scored.bad_images}
@@ -116,7 +120,7 @@ def _as_json(averaged: "Averaged") -> dict[str, Any]:
     return {"averaged": averaged.account, **rows}
 
 
-def _print_scores(averaged: "Averaged") -> None:
+def _print_scores(averaged: "AveragedRun") -> None:
     """What was averaged, the newest checkpoint's score and the average's, a line each."""
     account = averaged.account
     decay = f", decay {account['decay']:g}" if account["strategy"] == "exponential" else ""

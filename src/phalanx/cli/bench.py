@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 )
 def _bench_data(args: ParsedArgs) -> None:
     """Measure and print."""
-    from phalanx.assemble.find_data import read_with_data
+    from phalanx.assemble.find_data import read_settings_with_data
 
     flags = dict(args.flags)
     if args["dir"]:
         flags["data-dir"] = args["dir"]
-    settings = read_with_data(args["--config"], flags, problems=args.problems)
+    settings = read_settings_with_data(args["--config"], flags, problems=args.problems)
     seconds = args.read_positive("--seconds", "a number up to 600", high=600)
     from phalanx.bench.data_loading import measure_loading_rates
 

@@ -231,11 +231,11 @@ def _plan_command(args: ParsedArgs) -> None:
         settings = read_settings(args.preset_name, flags, problems=args.problems)
         plan_new_run(settings, without_data=True)
         return
-    from phalanx.assemble.scorable import (
-        make_up_target,
+    from phalanx.assemble.scoring_target import (
         plan_target,
-        read_untrained,
-        refuse_no_path,
+        read_untrained_settings,
+        refuse_missing_path,
+        use_random_target_data,
     )
     from phalanx.cli.measurement_flags import read_batch_sizes
     from phalanx.cli.validate import read_target_name
@@ -244,11 +244,13 @@ def _plan_command(args: ParsedArgs) -> None:
     if "$" in target:  # a run that is known where the command runs
         return
     for size in read_batch_sizes(args):
-        untrained = read_untrained(target, flags if size is None else {**flags, "batch-size": size})
+        untrained = read_untrained_settings(
+            target, flags if size is None else {**flags, "batch-size": size}
+        )
         if untrained is None:
-            refuse_no_path(target)
+            refuse_missing_path(target)
         else:
-            plan_target(make_up_target(untrained, "generated"))
+            plan_target(use_random_target_data(untrained, "generated"))
 
 
 def _run_all(

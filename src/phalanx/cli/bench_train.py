@@ -27,7 +27,7 @@ from phalanx.errors import EXIT_UNTRUSTED, ConfigError, suggest
 
 if TYPE_CHECKING:
     from phalanx.assemble.dataset_summary import PlannedRun
-    from phalanx.assemble.scorable import ScorableCheckpoint
+    from phalanx.assemble.scoring_target import ScorableCheckpoint
     from phalanx.bench.blocks import Timing
     from phalanx.bench.measurement import BenchJob
     from phalanx.bench.result import BenchResult
@@ -263,10 +263,10 @@ def _prepare_training(args: ParsedArgs) -> _Benchmark:
 def _plan_training(settings: "Settings", kind: str) -> "PlannedRun":
     """The run that is measured."""
     from phalanx.assemble.dataset_summary import plan_new_run
-    from phalanx.assemble.find_data import make_up_data
+    from phalanx.assemble.find_data import use_random_data
 
     is_own = kind in (_REAL, settings.config.data.data)
-    return plan_new_run(settings if is_own else make_up_data(settings, kind))
+    return plan_new_run(settings if is_own else use_random_data(settings, kind))
 
 
 def _measure_training(
@@ -282,12 +282,12 @@ def _prepare_inference(args: ParsedArgs) -> _Benchmark:
     args.refuse_problems()
     args.load_plugins()
     _read_timing(args)
-    from phalanx.assemble.scorable import (
+    from phalanx.assemble.scoring_target import (
         ScorableCheckpoint,
         get_settings,
-        make_up_target,
         plan_target,
         read_target,
+        use_random_target_data,
     )
 
     target, sizes = read_target_name(args), read_batch_sizes(args)
@@ -299,7 +299,7 @@ def _prepare_inference(args: ParsedArgs) -> _Benchmark:
             refuse_model_options(target, args)
         configs.append(get_settings(found).config)
         for kind in _read_inputs(args, configs[-1]):
-            model = found if kind == _REAL else make_up_target(found, kind)
+            model = found if kind == _REAL else use_random_target_data(found, kind)
             plan = plan_target(model)
             label = f"batch {plan.valid_batch:,}, {kind}"
             images = plan.valid_batch * plan.layout.pipelines * _MADE_UP_BATCHES
@@ -318,11 +318,11 @@ def _prepare_inference(args: ParsedArgs) -> _Benchmark:
 
 def _measure_inference(
     target: "ScorableCheckpoint | Settings",
-    made_up_images: int | None,
+    random_images: int | None,
     job: "BenchJob",
     ranks: "Ranks | None",
 ) -> "BenchResult":
     from phalanx.assemble.score import open_target
     from phalanx.bench.inference import measure_inference
 
-    return measure_inference(lambda: open_target(target, ranks, made_up_images=made_up_images), job)
+    return measure_inference(lambda: open_target(target, ranks, random_images=random_images), job)

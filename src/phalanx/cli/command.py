@@ -99,9 +99,9 @@ class ParsedArgs:
 
     def read_settings(self) -> "Settings":
         """The settings of a command that takes a preset and all options."""
-        from phalanx.assemble.find_data import read_with_data
+        from phalanx.assemble.find_data import read_settings_with_data
 
-        return read_with_data(self.preset_name, self.flags, problems=self.problems)
+        return read_settings_with_data(self.preset_name, self.flags, problems=self.problems)
 
     def read_int(
         self, flag: str, low: int, high: float = math.inf, *, noun: str = "a whole number"

@@ -111,9 +111,9 @@ def _make_plugin_bug(error: Exception, folder: Path | None) -> PluginBug | None:
     """The error with the line of the plugin that raised it; None if no plugin did."""
     import traceback  # with all it imports, only when it is needed
 
-    from phalanx.catalog.plugins import loaded_plugins
+    from phalanx.catalog.plugins import list_loaded_plugins
 
-    names = loaded_plugins()
+    names = list_loaded_plugins()
     plugins = {name.partition(".")[0] for name in names.split(",")} if names else set()
     steps = [
         (frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code, line)

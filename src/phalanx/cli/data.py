@@ -221,18 +221,18 @@ def _find_settings(args: ParsedArgs) -> Settings:
     """The config of a run folder, or of a preset with flags."""
     name = args["preset"]
     if name and (Path(name) / "run.json").is_file():
-        from phalanx.assemble.prepare import stored_options
+        from phalanx.assemble.prepare import read_stored_options
         from phalanx.config.read import read_stored_settings
         from phalanx.report.folder import open_run
 
         args.refuse_problems()
         run = open_run(Path(name))
         return read_stored_settings(
-            stored_options(run),
+            read_stored_options(run),
             flags=args.flags,
             where=str(run.config),
             name=run.facts["name"],
         )
-    from phalanx.assemble.find_data import read_with_data
+    from phalanx.assemble.find_data import read_settings_with_data
 
-    return read_with_data(name, args.flags, problems=args.problems)
+    return read_settings_with_data(name, args.flags, problems=args.problems)

@@ -14,7 +14,7 @@ from phalanx.cli.command import (
 )
 from phalanx.cli.validate import CHECKPOINT_FLAG, FRESH_MODEL_OPTIONS, refuse_model_options
 from phalanx.errors import DataError
-from phalanx.report.terminal import clean_name
+from phalanx.report.terminal import escape_name
 from phalanx.units import format_bytes
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _run(args: ParsedArgs) -> None:
         try:
             images = collect_images(args["--images"])
         except DataError as error:
-            raise DataError(clean_name(str(error))) from None
+            raise DataError(escape_name(str(error))) from None
     args.load_plugins()
     target = args["target"]
     source = read_export_source(

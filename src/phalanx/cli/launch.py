@@ -14,21 +14,26 @@ from typing import TYPE_CHECKING
 from phalanx.cli.command import REGISTERED_COMMANDS, Argument, ParsedArgs, command, parse_args
 from phalanx.disk import write_atomically
 from phalanx.errors import ConfigError, suggest
+from phalanx.launch.arguments import LaunchArguments, parse_launch_arguments
+from phalanx.launch.command_lines import (
+    LAUNCHERS,
+    RankCommand,
+    build_launch_lines,
+    build_probe_lines,
+)
 from phalanx.launch.hosts import (
     HostLayout,
     check_instances,
-    divide_devices,
+    count_devices_per_replica,
     is_this_host,
-    lay_out_ranks,
-    read_hosts,
+    make_host_layout,
+    parse_hosts,
     strip_user,
 )
-from phalanx.launch.job_files import JOB_FILES, Job, write_job_file
-from phalanx.launch.lines import LAUNCHERS, RankCommand, write_lines, write_probe_lines
+from phalanx.launch.job_files import JOB_FILES, Job, format_job_file
 from phalanx.launch.run import refuse_missing_programs, refuse_unreachable, run_lines
-from phalanx.launch.words import LaunchWords, split_words
 from phalanx.plan.pipeline import count_stages, plan_pipeline
-from phalanx.report.terminal import clean, discard_output, raw_stream
+from phalanx.report.terminal import discard_output, escape_text, raw_stream
 from phalanx.units import format_plural
 
 if TYPE_CHECKING:
@@ -110,7 +115,7 @@ _MOST = 100_000
 )
 def _run(args: ParsedArgs) -> int:
     """Check everything, then start the lines, print them, or write a file."""
-    words = split_words(args.words, os.environ)
+    words = parse_launch_arguments(args.words, os.environ)
     own = parse_args(REGISTERED_COMMANDS["launch"], words.own)
     own.refuse_problems()
     inner = _read_inner(words.command)
@@ -118,7 +123,7 @@ def _run(args: ParsedArgs) -> int:
     layout = _read_layout(own, launcher, inner, words.notes)
     rank_command = RankCommand(
         layout=layout,
-        words=_complete_inner(inner, layout, words),
+        args=_complete_inner(inner, layout, words),
         folder=Path.cwd(),
         variables=words.variables,
         interface=own["--interface"] or words.interface,
@@ -185,7 +190,7 @@ def _read_inner(words: Sequence[str]) -> _InnerCommand:
 
 
 def _complete_inner(
-    inner: _InnerCommand, layout: HostLayout, words: LaunchWords
+    inner: _InnerCommand, layout: HostLayout, words: LaunchArguments
 ) -> tuple[str, ...]:
     """The command's words, with what the options of launch say about it."""
     added: dict[str, str] = {}
@@ -239,7 +244,7 @@ def _read_layout(
     def number(flag: str) -> int | None:
         return None if own[flag] is None else own.read_int(flag, 1, _MOST)
 
-    hosts = read_hosts(own["--host"]) if own["--host"] is not None else ()
+    hosts = parse_hosts(own["--host"]) if own["--host"] is not None else ()
     instances, replicas = number("--num-instances"), number("--num-replicas")
     replicas = replicas or instances
     if replicas is None:
@@ -254,7 +259,7 @@ def _read_layout(
             f"{replicas * devices}; leave one of the two out"
         )
     option = f"--devices-per-replica {devices}" if devices else f"--num-devices {total}"
-    devices = devices or (divide_devices(total, replicas) if total else None)
+    devices = devices or (count_devices_per_replica(total, replicas) if total else None)
     devices = _choose_devices(devices, option, inner)
     if inner.name in _ALONE and replicas * devices > 1:
         raise ConfigError(
@@ -264,7 +269,7 @@ def _read_layout(
     nodes = number("--nodes")
     if hosts and nodes not in (None, len(hosts)):
         raise ConfigError(f"--nodes {nodes}: --host names {len(hosts)}; leave --nodes out")
-    layout = lay_out_ranks(
+    layout = make_host_layout(
         hosts=hosts,
         nodes=len(hosts) or nodes or _count_nodes(own, launcher),
         replicas=replicas,
@@ -317,7 +322,7 @@ def _choose_master(own: ParsedArgs, layout: HostLayout) -> tuple[str, int]:
 
 def _start(launcher: str, rank_command: RankCommand, *, dry_run: bool) -> int:
     """Print the lines, or run them until they have ended."""
-    lines = write_lines(launcher, rank_command)
+    lines = build_launch_lines(launcher, rank_command)
     if dry_run:
         for line in lines:
             print(line.text)
@@ -325,7 +330,7 @@ def _start(launcher: str, rank_command: RankCommand, *, dry_run: bool) -> int:
             print("note: these lines must run at the same time", file=sys.stderr)
         return 0
     refuse_missing_programs(lines)
-    refuse_unreachable(write_probe_lines(rank_command) if launcher == "mpirun" else lines)
+    refuse_unreachable(build_probe_lines(rank_command) if launcher == "mpirun" else lines)
     lock = threading.Lock()
     tags = rank_command.tag_output and launcher == "torchrun"  # the others do it themselves
 
@@ -333,7 +338,7 @@ def _start(launcher: str, rank_command: RankCommand, *, dry_run: bool) -> int:
         stream = raw_stream(sys.stderr if is_error else sys.stdout)
         with lock:
             try:
-                print(clean(f"[{host}] {text}" if tags else text), file=stream, flush=True)
+                print(escape_text(f"[{host}] {text}" if tags else text), file=stream, flush=True)
             except OSError:  # nobody listens any more, and the ranks go on in silence
                 discard_output(stream)
 
@@ -360,7 +365,7 @@ def _describe_job(
     return Job(
         command=rank_command,
         name=f"phalanx-{Path(preset or inner.name).stem}",
-        line=clean(line).replace("\n", " "),
+        line=escape_text(line).replace("\n", " "),
         run_dir=inner.flags.get("run-dir"),
         resumes=trains and not resumed,
         plugin=inner.flags.get("plugin"),
@@ -374,6 +379,6 @@ def _write_file(write: Sequence[str], job: Job) -> None:
     kind, path = write[0], Path(write[1])
     if path.exists():
         raise ConfigError(f"--write {kind} {path}: exists already; remove it, or name another file")
-    write_atomically(path, write_job_file(kind, job))
+    write_atomically(path, format_job_file(kind, job))
     submit = {"sbatch": "sbatch", "pytorchjob": "kubectl apply -f"}[kind]
     print(f"wrote {path}; submit it with: {submit} {shlex.quote(str(path))}")

@@ -17,8 +17,8 @@ from phalanx.errors import (
     suggest,
 )
 from phalanx.plan.world import is_first_rank
-from phalanx.report.terminal import OutputClosed, clean_output
-from phalanx.signals import Interrupted, interrupting
+from phalanx.report.terminal import OutputClosed, escape_output
+from phalanx.signals import Interrupted, interrupt_on_signals
 
 COMMANDS = {  # name: (module, what it does)
     "train": ("train", "train a model, resume a run, or fork one"),
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code says how it ended (see phalanx.errors)."""
     words = list(sys.argv[1:] if argv is None else argv)
     name, rest = find_command(words)
-    with interrupting(whole_process=argv is None):
+    with interrupt_on_signals(whole_process=argv is None):
         try:
             return _run_to_exit_code(name, rest)
         except KeyboardInterrupt as stop:
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_to_exit_code(name: str | None, words: list[str]) -> int:
     """Run one command, and turn whatever it raises into a message and a code."""
     try:
-        with clean_output(), report_bugs():
+        with escape_output(), report_bugs():
             return run_command(name, words)
     except OutOfMemory as error:
         _print_error(name, f"{error}; {describe_less_memory(_find_flags(name))}")
@@ -103,7 +103,7 @@ def _run_to_exit_code(name: str | None, words: list[str]) -> int:
 
 def _print_error(name: str | None, message: str) -> None:
     """Say how a command ended; where nobody can be told, the exit code must do."""
-    with suppress(UserError), clean_output():
+    with suppress(UserError), escape_output():
         print(f"phalanx {name or ''}".rstrip() + f": {message}", file=sys.stderr)
 
 

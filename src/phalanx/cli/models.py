@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from phalanx.catalog.models import MODELS, describe_variant, find_old_names, load_sizes
+from phalanx.catalog.models import MODELS, describe_variant, find_old_names, read_model_sizes
 from phalanx.catalog.splits import Split, find_split
 from phalanx.catalog.variant import OwnVariant, Variant
 from phalanx.cli.command import MODEL_OPTIONS, Argument, ParsedArgs, command
@@ -65,7 +65,7 @@ def _name_contains(name: str, words: Sequence[str]) -> bool:
 def _describe_model(name: str) -> dict[str, Any]:
     """What the list says of a model; a plugin's is counted now."""
     variant = MODELS[name]
-    size, units = load_sizes().get(name), len(variant.units)
+    size, units = read_model_sizes().get(name), len(variant.units)
     if size is None:
         from phalanx.models.cost import count_size
 

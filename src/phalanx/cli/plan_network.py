@@ -110,7 +110,7 @@ def predict_network(
     dataset: "DatasetSummary",
 ) -> NetworkPrediction:
     """What a step of the plan takes of a network, and how long it is."""
-    from phalanx.assemble.dataset_summary import MADE_UP
+    from phalanx.assemble.dataset_summary import RANDOM_DATASETS
     from phalanx.plan.exchange import (
         Network,
         count_hosts,
@@ -138,7 +138,7 @@ def predict_network(
             bubble=known.bubble if plan.layout.stages > 1 else 0.0,
             stage_waits_s=waits,
         )
-    stays = DATASETS[config.data.data].in_memory or config.data.data in MADE_UP
+    stays = DATASETS[config.data.data].in_memory or config.data.data in RANDOM_DATASETS
     pixels = 3.0 * plan.image_size**2
     size = 0.0 if stays else dataset.image_bytes or pixels
     read = size * plan.global_batch / network.hosts

@@ -53,7 +53,7 @@ def describe_stages(config: Config, plan: "Plan", costs: "Sequence[StageCost] | 
         variant, columns = build_variant(config), 2
         names = [f"from {start}" for start in ("the first", *plan.pipeline.starts)]
         if not isinstance(variant, OwnVariant):
-            names = [_name_ends(units) for units in plan.pipeline.cut(variant.units)]
+            names = [_name_ends(units) for units in plan.pipeline.split_units(variant.units)]
         cells += [(str(number), name) for number, name in enumerate(names)]
     cells = [row[:columns] for row in cells]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

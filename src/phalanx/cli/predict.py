@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from phalanx.cli.command import LIMIT_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.validate import CHECKPOINT_FLAG
 from phalanx.errors import DataError
-from phalanx.report.terminal import clean_name
+from phalanx.report.terminal import escape_name
 
 if TYPE_CHECKING:
     from phalanx.assemble.score import Answer
@@ -38,13 +38,13 @@ _GUESSES = 5
 def _run(args: ParsedArgs) -> int:
     """Answer for every image; images that cannot be read are named and make the code 3."""
     args.refuse_problems()
-    from phalanx.assemble.scorable import read_checkpoint
+    from phalanx.assemble.scoring_target import read_checkpoint
     from phalanx.data.loading.image_inputs import collect_images
 
     try:
         images = collect_images(args["images"])
     except DataError as error:
-        raise DataError(clean_name(str(error))) from None
+        raise DataError(escape_name(str(error))) from None
     checkpoint = read_checkpoint(Path(args["run"]), args.flags, wanted=args["--checkpoint"])
     if checkpoint.choice:
         print(f"{args['run']}: {checkpoint.choice}", file=sys.stderr)
@@ -59,7 +59,7 @@ def _run(args: ParsedArgs) -> int:
     for answer in predict(session, images):
         if answer.problem:
             bad += 1
-            print(f"{clean_name(answer.image)}: {answer.problem}", file=sys.stderr)
+            print(f"{escape_name(answer.image)}: {answer.problem}", file=sys.stderr)
         _print_answer(answer, args, columns=columns)
     return DataError.exit_code if bad else 0
 
@@ -78,4 +78,4 @@ def _print_answer(answer: "Answer", args: ParsedArgs, *, columns: int) -> None:
         print(json.dumps({"image": answer.image, "guesses": guesses, **problem}))
     elif not answer.problem:
         text = "  ".join(f"{name} {share:.1%}" for name, share in answer.guesses)
-        print(clean_name(f"{answer.image}: {text}"))
+        print(escape_name(f"{answer.image}: {text}"))

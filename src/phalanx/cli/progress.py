@@ -4,7 +4,7 @@ import math
 import sys
 import time
 
-from phalanx.report.terminal import clean, drawing_stream
+from phalanx.report.terminal import drawing_stream, escape_text
 from phalanx.units import format_count, format_seconds
 
 REWRITE_S, _LOG_S = 0.1, 10.0  # between two texts of many, on a terminal and in a log
@@ -35,7 +35,7 @@ class ProgressLine:
         self.shown_at = time.monotonic()
         begin, end = ("\r\033[K", "\n" if is_last else "") if self.is_terminal else ("", "\n")
         stream = drawing_stream(sys.stderr)
-        print(f"{begin}{clean(text)}", end=end, file=stream, flush=True)
+        print(f"{begin}{escape_text(text)}", end=end, file=stream, flush=True)
 
     def end(self) -> None:
         """What is printed next begins a line of its own."""

@@ -70,8 +70,8 @@ def _print_replay(result: "Replay", prepared: "PreparedRun") -> None:
         print(result.finding.describe())
     elif result.is_finite:
         print("every output and every gradient is finite")
-    if result.seen_with:
-        print(f"seen with {len(result.seen_with):,} of {len(result.images):,} images:")
-        print(describe_step_images(result.seen_with))
+    if result.affected_images:
+        print(f"seen with {len(result.affected_images):,} of {len(result.images):,} images:")
+        print(describe_step_images(result.affected_images))
     else:
         print(f"images: {describe_step_images(result.images)}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.cli.command import JSON_FLAG, Argument, ParsedArgs, command
 from phalanx.cli.progress import REWRITE_S, ProgressLine
 from phalanx.errors import ConfigError, DataError, NetworkError, suggest
-from phalanx.report.terminal import clean_name
+from phalanx.report.terminal import escape_name
 from phalanx.units import format_plural
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _open_address(args: ParsedArgs) -> "Iterator[ServerAddress]":
     with tempfile.TemporaryDirectory(prefix="phalanx-request-") as folder:
         if not _is_exported(target):
             file = str(Path(folder) / "model.onnx")
-            print(f"exporting {clean_name(target)}", file=sys.stderr)
+            print(f"exporting {escape_name(target)}", file=sys.stderr)
             given = [f"--{name}={args.flags[name]}" for name in _RUN_OPTIONS if name in args.flags]
             run_child(["export", target, "--format", "onnx", "--out", file, *given])
             target = file
@@ -220,7 +220,7 @@ def _choose_exit_code(images: "RequestImages", result: "LoadResult") -> int:
     """8 where images got no answer, 3 where some cannot be read; both are named."""
     for place, answer in sorted(result.answers.items()):
         if answer.problem:
-            print(f"{clean_name(images.names[place])}: {answer.problem}", file=sys.stderr)
+            print(f"{escape_name(images.names[place])}: {answer.problem}", file=sys.stderr)
     if result.failed_images:
         return NetworkError.exit_code
     return DataError.exit_code if result.unreadable_images else 0
@@ -251,7 +251,7 @@ def _print_all(
         for place, answer in sorted(result.answers.items()):
             text = "  ".join(f"{name} {share:.1%}" for name, share in answer.guesses)
             if not answer.problem:
-                print(clean_name(f"{images.names[place]}: {text}"))
+                print(escape_name(f"{images.names[place]}: {text}"))
     for title, text in _describe(facts):
         print(f"{title:<12}{text}")
 

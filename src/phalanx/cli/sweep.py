@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from phalanx.catalog.plugins import format_plugin_flag, loaded_plugins
+from phalanx.catalog.plugins import format_plugin_flag, list_loaded_plugins
 from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.errors import CheckpointError, ConfigError, DivergedError
-from phalanx.report.terminal import clean, discard_output, raw_stream
+from phalanx.report.terminal import discard_output, escape_text, raw_stream
 
 if TYPE_CHECKING:
     from phalanx.sweep.runner import SweepOutput
@@ -68,7 +68,7 @@ def _find_file(args: ParsedArgs) -> tuple[Path, Path]:
         )
     path = Path(args["file"])
     if path.is_dir():
-        flag = format_plugin_flag(loaded_plugins())
+        flag = format_plugin_flag(list_loaded_plugins())
         raise ConfigError(f"{path}: is a folder; to continue a sweep, give --resume {path}{flag}")
     if not path.is_file():
         raise ConfigError(
@@ -98,11 +98,11 @@ def _build_output(*, as_json: bool) -> "SweepOutput":
 
     def show_progress(text: str) -> None:
         if is_terminal:
-            _write(f"\r\033[K{clean(text)}", sys.stderr)
+            _write(f"\r\033[K{escape_text(text)}", sys.stderr)
 
     def print_line(text: str) -> None:
         show_progress("")
-        _write(f"{clean(text)}\n", stream)
+        _write(f"{escape_text(text)}\n", stream)
 
     return SweepOutput(print_line, show_progress)
 

@@ -24,7 +24,7 @@ _PATIENCE_S = 86_400.0  # whoever waits can see it, and stop it
 def _run(args: ParsedArgs) -> None:
     """Track what the records hold, and wait until all of it has arrived."""
     args.refuse_problems()
-    from phalanx.assemble.prepare import stored_options
+    from phalanx.assemble.prepare import read_stored_options
     from phalanx.config.read import read_stored_settings
     from phalanx.report.folder import open_run
     from phalanx.trackers.choice import choose_trackers, refuse_missing
@@ -33,7 +33,7 @@ def _run(args: ParsedArgs) -> None:
 
     run = open_run(Path(args["run"]))
     flags = {**args.flags, **{"plugin": "null"}}  # no code of the run is needed
-    stored = {name: value for name, value in stored_options(run).items() if name in OPTIONS}
+    stored = {name: value for name, value in read_stored_options(run).items() if name in OPTIONS}
     settings = read_stored_settings(stored, flags=flags, where=str(run.config), name=run.path.name)
     chosen = choose_trackers(settings.config)
     named = {name: options for name, options in chosen.items() if name in args.flags} or chosen

@@ -90,7 +90,7 @@ def _run(args: ParsedArgs) -> int:
 def _run_as_rank(args: ParsedArgs, world: World) -> int:
     """Train as one of several ranks; only one of them speaks."""
     from phalanx.assemble.prepare import prepare_resume
-    from phalanx.assemble.rank_launch import open_as_rank, train_as_rank
+    from phalanx.assemble.rank_launch import open_run_as_rank, train_as_rank
 
     def reopen(run: Path) -> "PreparedRun":
         plugin = {name: value for name, value in args.flags.items() if name == "plugin"}
@@ -99,7 +99,7 @@ def _run_as_rank(args: ParsedArgs, world: World) -> int:
 
     try:
         with report_rank_errors(world, None) if world.rank else nullcontext():
-            opened = open_as_rank(world, lambda: _prepare(args), reopen, args.flags)
+            opened = open_run_as_rank(world, lambda: _prepare(args), reopen, args.flags)
         if opened is None:
             return 0
         prepared, store = opened
@@ -140,15 +140,17 @@ def _prepare(args: ParsedArgs) -> "PreparedRun | None":
         return prepare_fork(
             Path(args["--fork"]), args.flags, line=args.line, schedule=args["--fork-schedule"]
         )
-    from phalanx.assemble.find_data import fetch_missing
+    from phalanx.assemble.find_data import fetch_missing_dataset
 
-    settings = fetch_missing(args.read_settings(), lambda line: print(line, file=sys.stderr))
+    settings = fetch_missing_dataset(
+        args.read_settings(), lambda line: print(line, file=sys.stderr)
+    )
     if not settings.config.train.training:
         prepare_untrained(settings.config.model.model, settings, args).run()
         return None
-    from phalanx.assemble.prepare import prepare_new
+    from phalanx.assemble.prepare import prepare_new_run
 
-    return prepare_new(settings, line=args.line)
+    return prepare_new_run(settings, line=args.line)
 
 
 def _prepare_resume(args: ParsedArgs) -> "PreparedRun | None":
@@ -158,10 +160,10 @@ def _prepare_resume(args: ParsedArgs) -> "PreparedRun | None":
         del args.flags["training"]
         prepare_checkpoints(args["--resume"], args, every=True).run()  # as by `validate --all`
         return None
-    from phalanx.assemble.prepare import prepare_resume, remake_finished
+    from phalanx.assemble.prepare import prepare_resume, rebuild_finished_report
 
     run = Path(args["--resume"])
-    if remake_finished(run, args.flags) is not None:
+    if rebuild_finished_report(run, args.flags) is not None:
         world = read_world()
         if world is None or not world.supervised:  # else our supervisor prints it
             _print_result(run, as_json=args["--json"])
@@ -187,15 +189,15 @@ def _discard_on_failure(prepared: "PreparedRun") -> Iterator[None]:
     try:
         yield
     except (OutOfMemory, PluginBug):  # the same --run-dir must be free for the next attempt
-        from phalanx.assemble.rank_launch import discard_unbegun
+        from phalanx.assemble.rank_launch import discard_unstarted_run
 
-        discard_unbegun(prepared)
+        discard_unstarted_run(prepared)
         raise
 
 
 def _print_result(folder: Path, *, as_json: bool) -> None:
     """The last lines of a run: what it reached and where to look."""
-    from phalanx.engine.checkpoint_store import newest_checkpoint
+    from phalanx.engine.checkpoint_store import find_newest_checkpoint
     from phalanx.report.folder import open_run
     from phalanx.report.records import read_scores
     from phalanx.report.summary import read_summary
@@ -218,7 +220,7 @@ def _print_result(folder: Path, *, as_json: bool) -> None:
     if summary.bad_images:
         bad, them = len(summary.bad_images), "it" if len(summary.bad_images) == 1 else "them"
         print(f"{format_plural(bad, 'image')} could not be read; the report lists {them}")
-    if newest_checkpoint(open_run(folder).checkpoints) is None:
+    if find_newest_checkpoint(open_run(folder).checkpoints) is None:
         print(
             "no weights were kept, because of --ckpts-per-epoch 0; --ckpts-per-epoch 1 keeps them"
         )

@@ -22,8 +22,8 @@ from phalanx.errors import CheckpointError, ConfigError
 from phalanx.units import format_count, format_plural
 
 if TYPE_CHECKING:
-    from phalanx.assemble.scorable import ScorableCheckpoint
     from phalanx.assemble.score import ScoredModel
+    from phalanx.assemble.scoring_target import ScorableCheckpoint
     from phalanx.config.read import Settings
     from phalanx.config.schema import Config
     from phalanx.parallel.ranks import Ranks
@@ -108,12 +108,12 @@ def _prepare_size(args: ParsedArgs, size: str | None, *, swept: bool) -> "_Scori
     if size is not None:
         flags["batch-size"] = size
 
-    from phalanx.assemble.find_data import make_up_data
-    from phalanx.assemble.scorable import read_untrained
+    from phalanx.assemble.find_data import use_random_data
+    from phalanx.assemble.scoring_target import read_untrained_settings
 
     asked = replace(args, flags=flags)
     batch = int(size) if swept and size else None
-    settings = read_untrained(target, flags)
+    settings = read_untrained_settings(target, flags)
     if settings is None:
         refuse_model_options(target, args)
         return prepare_checkpoints(
@@ -123,7 +123,7 @@ def _prepare_size(args: ParsedArgs, size: str | None, *, swept: bool) -> "_Scori
         given = "--all" if args["--all"] else f"--checkpoint {args['--checkpoint']}"
         raise ConfigError(f"{given}: {target} is not a run, so it has no checkpoints; leave it out")
     if kind is not None:
-        settings = make_up_data(settings, kind)
+        settings = use_random_data(settings, kind)
     return prepare_untrained(target, settings, asked, passes=passes, batch=batch)
 
 
@@ -203,19 +203,19 @@ def prepare_untrained(
 ) -> _Scoring:
     """A model to be scored as it would begin to be trained."""
     from phalanx.assemble.prepare import refuse_missing_weights
-    from phalanx.assemble.scorable import plan_untrained
+    from phalanx.assemble.scoring_target import plan_untrained_model
 
     config = settings.config
     refuse_missing_weights(config)
-    plan, _ = plan_untrained(settings)  # what cannot be is refused before torch is imported
+    plan, _ = plan_untrained_model(settings)  # what cannot be is refused before torch is imported
     model, weights = config.model.model, config.model.init_weights
     what = model if target == model else f"{target}: {model}"
     begin = f"the weights of {weights}" if weights else "random weights, so the score is chance"
 
     def score_model(ranks: "Ranks | None") -> "ScoredModel":
-        from phalanx.assemble.score import open_untrained, score
+        from phalanx.assemble.score import open_untrained_model, score
 
-        return score(open_untrained(settings, ranks), passes=passes)
+        return score(open_untrained_model(settings, ranks), passes=passes)
 
     one = _Model(target, batch, f"{what} on {config.data.data}, with {begin}", score_model)
     return _Scoring(models=[one], plan=plan, config=config, args=args)
@@ -231,13 +231,13 @@ def prepare_checkpoints(
     batch: int | None = None,
 ) -> _Scoring:
     """The checkpoints that a path stands for, to be scored; kind: of noise in place of the data."""
-    from phalanx.assemble.find_data import make_up_data
-    from phalanx.assemble.scorable import plan_checkpoint
+    from phalanx.assemble.find_data import use_random_data
+    from phalanx.assemble.scoring_target import plan_checkpoint
 
     checkpoints = _read_checkpoints(target, args, every=every)
     if kind is not None:
         checkpoints = [
-            replace(one, settings=make_up_data(one.settings, kind)) for one in checkpoints
+            replace(one, settings=use_random_data(one.settings, kind)) for one in checkpoints
         ]
 
     def build_model(checkpoint: "ScorableCheckpoint") -> _Model:
@@ -259,7 +259,7 @@ def prepare_checkpoints(
 
 def _read_checkpoints(target: str, args: ParsedArgs, *, every: bool) -> "list[ScorableCheckpoint]":
     """The checkpoints that a path stands for; with `every`, also the averages beside them."""
-    from phalanx.assemble.scorable import read_checkpoint, refuse_no_path
+    from phalanx.assemble.scoring_target import read_checkpoint, refuse_missing_path
     from phalanx.engine.checkpoint_store import list_checkpoints, list_weights
 
     path, flags = Path(target), args.flags
@@ -268,7 +268,7 @@ def _read_checkpoints(target: str, args: ParsedArgs, *, every: bool) -> "list[Sc
         raise ConfigError(
             f"--checkpoint {wanted}: --all scores every checkpoint; give one of the two options"
         )
-    refuse_no_path(target)
+    refuse_missing_path(target)
     checkpoints = list_checkpoints(path)
     found = list_weights(path if checkpoints else path / "checkpoints")
     if every and found:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from phalanx.assemble.dataset_summary import MADE_UP, build_input_spec
-from phalanx.assemble.scorable import get_settings, plan_target, read_target
+from phalanx.assemble.dataset_summary import RANDOM_DATASETS, build_input_spec
+from phalanx.assemble.scoring_target import get_settings, plan_target, read_target
 from phalanx.catalog.datasets import DATASETS
 from phalanx.client.connection import RequestFailed
 from phalanx.config.read import Settings
@@ -115,12 +115,12 @@ def collect_validation(name: str, flags: Mapping[str, str], *, count: int) -> Re
     config = get_settings(target).config
     data = config.data.data
     is_missing = DATASETS[data].needs_folder and config.data.data_dir is None
-    if isinstance(target, Settings) and (is_missing or data in MADE_UP):
+    if isinstance(target, Settings) and (is_missing or data in RANDOM_DATASETS):
         found = _choose_images(open_embedded("valid"), count)
-        why = "is noise" if data in MADE_UP else "is not here"
+        why = "is noise" if data in RANDOM_DATASETS else "is not here"
         note = f"{name}: its data ({data}) {why}: sending images that come with Phalanx"
         return replace(found, labels=[None] * len(found), note=note)
-    if data in MADE_UP:
+    if data in RANDOM_DATASETS:
         raise DataError(f"{name}: was trained on noise, which is not sent; name images of your own")
     return _choose_images(build_input_spec(config, plan_target(target)).open("valid"), count)
 

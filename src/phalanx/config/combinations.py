@@ -9,7 +9,7 @@ from phalanx.catalog.variant import OwnVariant
 from phalanx.config.fields import find_model_name
 from phalanx.config.schema import OPTIONS, Config
 from phalanx.config.text import OptionValue
-from phalanx.errors import name_place
+from phalanx.errors import name_location
 from phalanx.units import parse_rate
 
 
@@ -33,7 +33,7 @@ def find_conflicts(config: Config, merged: Mapping[str, OptionValue]) -> list[st
     """All combinations that are not possible, each with where it was given."""
     model = config.model.model
     family = find_family(model)
-    places = {name: given.where for name, given in merged.items()}
+    locations = {name: given.where for name, given in merged.items()}
     problems = [
         f"{given.where}: only {OPTIONS[name].family or 'built-in'} models have it, and {model} is "
         "not one; leave it out"
@@ -41,7 +41,7 @@ def find_conflicts(config: Config, merged: Mapping[str, OptionValue]) -> list[st
         if not family_has_option(family, name) and given.value != OPTIONS[name].default
     ]
     for check in (_check_data, _check_cutmix, _check_mixing, check_gpu_decode, _check_training):
-        problems += [name_place(line, places) for line in check(config)]
+        problems += [name_location(line, locations) for line in check(config)]
     return problems
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 
 from phalanx.catalog.other_trainers import OTHER_NAMES
-from phalanx.catalog.other_values import say_here
+from phalanx.catalog.other_values import describe_our_name
 from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.errors import suggest
 
@@ -29,7 +29,7 @@ def suggest_option(word: str, known: Collection[str], given: Collection[str] = (
     answer = OTHER_NAMES.get(plain, "")
     if answer and _can_follow(answer, ours):
         flag = _FLAG.match(answer)
-        return _refer_to(flag[1], beside, say_here(answer)) if flag else answer
+        return _refer_to(flag[1], beside, describe_our_name(answer)) if flag else answer
     if answer:  # no option here does the same, least of all one of a similar spelling
         return suggest("", known)
     positive = OPTIONS.get(plain.removeprefix("no-"))

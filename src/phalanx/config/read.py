@@ -44,9 +44,9 @@ class Settings:
     config: Config
     origins: dict[str, str]
     name: str  # of the preset; run folders are named after it
-    places: dict[str, str] = field(default_factory=dict)  # where it was given: "my.yaml:3: lr"
+    locations: dict[str, str] = field(default_factory=dict)  # where it was given: "my.yaml:3: lr"
     required: str | None = None  # the option without which the preset cannot be used
-    made_for: Duration | None = None  # the length of the preset, or of a fork's parent
+    preset_length: Duration | None = None  # the length of the preset, or of a fork's parent
     notes: tuple[str, ...] = ()  # about options that were interpreted in an unexpected way
     numbered_replicas: int = 1  # the last number of replicas given, which auto replaces
 
@@ -63,7 +63,7 @@ class Settings:
         return f"{self.name}: needs --{self.required}"
 
     @property
-    def typed(self) -> frozenset[str]:
+    def user_options(self) -> frozenset[str]:
         """The options that the user gave, by a flag or in their own file."""
         return frozenset(
             name for name, origin in self.origins.items() if origin.startswith((_FLAG, "file "))
@@ -91,16 +91,16 @@ def read_settings(
         preset_layers, required = _read_preset(chosen, found)
     except ConfigError as error:
         raise join_problems([str(error), *found]) from None
-    settings = merge_layers([*preset_layers, layer], found, name=run_name(chosen.name))
+    settings = merge_layers([*preset_layers, layer], found, name=choose_run_name(chosen.name))
     lengths = [
         find_length({name: given.value for name, given in preset_layer.items()})
         for preset_layer in reversed(preset_layers)
     ]
-    made_for = next((length for length in lengths if length is not None), None)
-    return replace(settings, required=required, made_for=made_for)
+    preset_length = next((length for length in lengths if length is not None), None)
+    return replace(settings, required=required, preset_length=preset_length)
 
 
-def run_name(preset: str) -> str:
+def choose_run_name(preset: str) -> str:
     """The name for runs of a preset or file."""
     return preset.rsplit("/", 1)[-1].removesuffix(".yaml").removesuffix(".yml")
 
@@ -127,20 +127,20 @@ def _choose_default_preset(flags: _Layer) -> str:
         name = check_dataset_name(flags["data"].value) if "data" in flags else "embedded"
     except ValueError as error:
         raise ConfigError(f"--data: {error}") from None
-    model = _known_model(flags)
+    model = _find_model(flags)
     size = MODELS[model].image_size if model else DATASETS[name].image_size
     return DATASETS[name].preset_for(model, model_size=size)
 
 
-def _known_model(layer: _Layer) -> str:
+def _find_model(layer: _Layer) -> str:
     """The model's current name; empty if none is given, or it does not exist."""
     try:
-        return find_model_name(str(_value(layer, "model") or ""))
+        return find_model_name(str(_get_value(layer, "model") or ""))
     except ValueError:
         return ""  # reported later, together with all other problems
 
 
-def _value(layer: _Layer, name: str) -> Any:
+def _get_value(layer: _Layer, name: str) -> Any:
     """The value of an option; None if it is not given."""
     return layer[name].value if name in layer else None
 
@@ -187,7 +187,7 @@ def read_stored_settings(
         if key in OPTIONS
     }
     for rivals in EXCLUSIVE:  # a run stores all values: a default must not exclude another option
-        given = [option for option in rivals if _value(base, option) is not None]
+        given = [option for option in rivals if _get_value(base, option) is not None]
         for option in given if len(given) > 1 else ():
             if base[option].value == OPTIONS[option].default:
                 del base[option]
@@ -240,16 +240,16 @@ def merge_layers(layers: list[_Layer], problems: list[str], *, name: str) -> Set
     origins = {
         option: merged[option].origin if option in merged else "default" for option in OPTIONS
     }
-    places = {key: given.where for key, given in merged.items()}
-    texts = [str(_value(layer, "replicas")) for layer in layers]
+    locations = {key: given.where for key, given in merged.items()}
+    texts = [str(_get_value(layer, "replicas")) for layer in layers]
     numbered = [1, *(int(text) for text in texts if text.isdecimal())][-1]
-    return Settings(config, origins, name, places, notes=notes, numbered_replicas=numbered)
+    return Settings(config, origins, name, locations, notes=notes, numbered_replicas=numbered)
 
 
 def _drop_exclusive(merged: _Layer, layer: _Layer, problems: list[str]) -> None:
     """Drop options of lower layers that exclude one of this layer."""
     for rivals in EXCLUSIVE:
-        given = [option for option in rivals if _value(layer, option) is not None]
+        given = [option for option in rivals if _get_value(layer, option) is not None]
         if len(given) > 1:
             one = f"only one of {', '.join(f'--{option}' for option in rivals)}"
             both = f"{' or '.join(rivals)}, not both"
@@ -261,7 +261,7 @@ def _drop_exclusive(merged: _Layer, layer: _Layer, problems: list[str]) -> None:
 
 def _drop_options_of_other_model(model: Any, merged: _Layer) -> None:
     """Drop options of lower layers that were meant for another model or do not fit this one."""
-    if _value(merged, "model") not in (None, model):
+    if _get_value(merged, "model") not in (None, model):
         for name in MODEL_DEFAULTS:
             merged.pop(name, None)
     for name in [name for name in merged if not family_has_option(find_family(model), name)]:
@@ -270,27 +270,27 @@ def _drop_options_of_other_model(model: Any, merged: _Layer) -> None:
 
 def _choose_small_network(merged: _Layer) -> tuple[str, ...]:
     """If a name stands for two networks, choose the one for small images if the data has such."""
-    dataset, model = DATASETS.get(str(_value(merged, "data"))), merged.get("model")
+    dataset, model = DATASETS.get(str(_get_value(merged, "data"))), merged.get("model")
     if dataset is None or dataset.any_size or model is None or model.origin == _STORED:
         return ()
-    small = SMALL_NETWORKS.get(_known_model(merged))
+    small = SMALL_NETWORKS.get(_find_model(merged))
     if small is None:
         return ()
     merged["model"] = replace(model, value=small)
-    data = _value(merged, "data")
+    data = _get_value(merged, "data")
     return (f"--model {model.value} is {small} here: {data} has small images",)
 
 
 def _fill_dependent_options(merged: _Layer) -> None:
     """Fill in options that depend on others, the environment or the current folder."""
-    if _value(merged, "epochs") is None and _value(merged, "steps") is None:
+    if _get_value(merged, "epochs") is None and _get_value(merged, "steps") is None:
         merged["epochs"] = OptionValue(_DEFAULT_EPOCHS, "--epochs", "default")
-    dataset = DATASETS.get(_value(merged, "data") or "embedded")
+    dataset = DATASETS.get(_get_value(merged, "data") or "embedded")
     folder = os.environ.get("DATA_DIR")
-    if dataset and dataset.needs_folder and _value(merged, "data-dir") is None and folder:
+    if dataset and dataset.needs_folder and _get_value(merged, "data-dir") is None and folder:
         merged["data-dir"] = OptionValue(folder, "DATA_DIR", "environment DATA_DIR")
     for name in ("init-weights", "labels"):  # absolute, so that a resume finds them
-        path = _value(merged, name)
+        path = _get_value(merged, name)
         if isinstance(path, str) and path:
             whole = str(Path(path).expanduser().absolute())
             merged[name] = replace(merged[name], value=whole)
@@ -326,7 +326,7 @@ def _describe_error(option: Option, detail: ErrorDetails) -> str:
             return f"no choice is called {value!r}; {other or suggest(str(value), option.choices)}"
         case "value_error":
             return str(context["error"])
-    return f"expected {option.wants}, got {value!r}"
+    return f"expected {option.expected_values}, got {value!r}"
 
 
 def dump_config(config: Config) -> str:

@@ -73,7 +73,7 @@ class Option:
     high: float | None
 
     @property
-    def wants(self) -> str:
+    def expected_values(self) -> str:
         """The expected values, in words; auto is mentioned only if it is not the default."""
         auto = " or auto" * (self.optional and self.default is not None)
         share = ", or a share such as 0.4" * self.takes_share

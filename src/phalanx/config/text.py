@@ -54,7 +54,7 @@ def parse_option_text(name: str, text: str) -> Any:
     option = OPTIONS[name]
     if option.optional and text.lower() in ("null", "none", *_AUTO * (option.type is not str)):
         return None
-    wanted = f"expected {option.wants}, got {text!r}"
+    wanted = f"expected {option.expected_values}, got {text!r}"
     if option.type is bool:
         if text.lower() in _TRUE_WORDS + FALSE_WORDS:
             return text.lower() in _TRUE_WORDS
@@ -119,7 +119,7 @@ def read_entries(path: Path, entry_name: str | None = None) -> list[YamlEntry]:
     except yaml.reader.ReaderError as error:
         raise ConfigError(f"{path}: not valid YAML: {error.reason}") from None
     try:
-        with convert_yaml_errors(path):
+        with yaml_errors(path):
             entries = read_mapping(loader, loader.get_single_node(), path)
             if entry_name is None:
                 return entries
@@ -130,7 +130,7 @@ def read_entries(path: Path, entry_name: str | None = None) -> list[YamlEntry]:
 
 
 @contextmanager
-def convert_yaml_errors(path: Path) -> Iterator[None]:
+def yaml_errors(path: Path) -> Iterator[None]:
     """Context that turns YAML errors into a ConfigError with file and line."""
     try:
         yield
@@ -230,7 +230,7 @@ def parse_option_node(name: str, node: yaml.Node) -> Any:
     try:
         return loader.construct_object(node)
     except (ValueError, yaml.YAMLError):
-        raise ValueError(f"expected {option.wants}, got {node.value!r}") from None
+        raise ValueError(f"expected {option.expected_values}, got {node.value!r}") from None
     finally:
         loader.dispose()
 

@@ -13,7 +13,7 @@ from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from phalanx.errors import DataError
-from phalanx.escapes import clean_worker_stderr
+from phalanx.escapes import escape_worker_stderr
 from phalanx.parent_process import watch_parent
 
 _TASKS_AHEAD = 4  # pending for each process: enough to bridge a slow one, yet few in memory
@@ -112,7 +112,7 @@ def _init_worker() -> None:
     """Set up a worker process: it leaves signals to its parent, and ends with it."""
     for number in _OF_TERMINALS:
         signal.signal(number, signal.SIG_IGN)
-    clean_worker_stderr()
+    escape_worker_stderr()
     warnings.simplefilter("ignore")  # what Pillow warns about is reported as a finding instead
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -5,7 +5,7 @@ from fractions import Fraction
 from phalanx.catalog.datasets import DATASETS
 from phalanx.dialects.table import Effect, OldValues
 from phalanx.errors import ConfigError
-from phalanx.plan.events import nearest_divisor
+from phalanx.plan.events import find_nearest_divisor
 from phalanx.units import parse_exact
 
 NETWORKS = {  # our name of each model
@@ -213,7 +213,7 @@ def _count_steps_apart(rate: Fraction, values: OldValues) -> int:
     if rate == 0:
         return count_all_updates(values)
     if rate >= 1:
-        return count_updates(values) // nearest_divisor(count_updates(values), rate)
+        return count_updates(values) // find_nearest_divisor(count_updates(values), rate)
     return int(count_updates(values) / rate)
 
 

@@ -25,7 +25,7 @@ class _PassInput(NamedTuple):
     images: Tensor
     targets: list[Targets]  # of each micro-batch
     firsts: list[Tensor]  # places in the training stream, int64
-    factor: Tensor | None  # of the loss, as `PassParts.find_factor` has it
+    factor: Tensor | None  # of the loss, as `PassParts.find_loss_factor` has it
 
     def tensors(self) -> list[Tensor]:
         """Every tensor, always in the same order."""
@@ -34,7 +34,7 @@ class _PassInput(NamedTuple):
         return [part for part in found if isinstance(part, Tensor)]
 
     @property
-    def kind(self) -> tuple[Any, ...]:
+    def signature(self) -> tuple[Any, ...]:
         """What a graph is captured for: the shapes, and which of the tensors there are."""
         targets = tuple(
             tuple(len(labels) - labels.count(None) for labels in target) for target in self.targets
@@ -89,10 +89,10 @@ class CapturedPass:
         given = self._prepare(batches, loss_scale)
         held = [weight.grad for weight in self._weights]
         adds = any(gradient is not None for gradient in held)
-        kind = (given.kind, adds)
+        kind = (given.signature, adds)
         if kind not in self._captures:
-            self._plain[given.kind] = self._plain.get(given.kind, 0) + 1
-            if self._plain[given.kind] <= _PLAIN_PASSES:
+            self._plain[given.signature] = self._plain.get(given.signature, 0) + 1
+            if self._plain[given.signature] <= _PLAIN_PASSES:
                 return self._run(given)
             if adds and not self._owns(held):
                 return self._run(given)
@@ -112,7 +112,7 @@ class CapturedPass:
         parts, device = self._parts, batches[0].labels.device
         mixes = parts.draw_mixes(batches)
         firsts = torch.tensor([batch.first for batch in batches]).pin_memory()
-        factor = parts.find_factor(loss_scale)
+        factor = parts.find_loss_factor(loss_scale)
         if isinstance(factor, float):
             factor = torch.full((), factor, device=device)
         return _PassInput(
@@ -126,7 +126,7 @@ class CapturedPass:
         """Forward and backward; what a graph captures, too."""
         logits = self._parts.forward(given.images, given.firsts)
         with RANGES("loss"):
-            loss, totals = self._parts.measure(logits, given.targets, given.factor)
+            loss, totals = self._parts.compute_loss(logits, given.targets, given.factor)
         with RANGES("backward"):
             loss.backward()
         return totals

@@ -38,7 +38,7 @@ from phalanx.models.weights import load_tensors
 from phalanx.optim.half_weights import HALF_TYPES
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 
-_SEEN = "seen.safetensors"
+_CHECKSUMS = "seen.safetensors"
 _PIECE = 1 << 20  # elements
 
 
@@ -49,9 +49,9 @@ class _Snapshot:
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     average: dict[str, Tensor]  # empty if the run keeps none
-    replicas: dict[str, Tensor] | None  # None if there is one replica
+    replica_statistics: dict[str, Tensor] | None  # None if there is one replica
     values: dict[str, Any]  # what is not a tensor
-    seen: dict[str, NDArray[np.uint32]]  # checksums of images that were read, by split
+    image_checksums: dict[str, NDArray[np.uint32]]  # of images that were read, by split
 
     @property
     def step(self) -> int:
@@ -76,14 +76,14 @@ def take_snapshot(state: TrainState) -> _Snapshot:
     values = json.loads(json.dumps(state.to_json()))
     optimizer = name_optimizer_state(state.model, state.optimizer)
     average = {} if state.average is None else state.average.tensors()
-    collect = state.collect or dict
+    gather, statistics = state.gather_to_first or dict, state.replica_statistics
     return _Snapshot(
-        weights=collect(copied(state.model.state_dict())),
-        optimizer=collect(copied(optimizer)),
-        average=collect(copied(average)),
-        replicas=None if state.replicas is None else collect(copied(state.replicas.tensors())),
+        weights=gather(copied(state.model.state_dict())),
+        optimizer=gather(copied(optimizer)),
+        average=gather(copied(average)),
+        replica_statistics=gather(copied(statistics.tensors())) if statistics else None,
         values=values,
-        seen={split: checksums.copy() for split, checksums in state.seen.items()},
+        image_checksums={split: array.copy() for split, array in state.image_checksums.items()},
     )
 
 
@@ -110,7 +110,7 @@ class CheckpointSaver:
     def save(self, state: TrainState) -> None:
         """Copy the state now, and write it in the background."""
         self.wait()
-        if not self._writes and state.collect is None:
+        if not self._writes and state.gather_to_first is None:
             return
         snapshot = take_snapshot(state)
         if self._writes:
@@ -167,11 +167,11 @@ def _to_files(snapshot: _Snapshot, run_facts: dict[str, Any]) -> dict[str, FileC
     }
     if snapshot.average:
         files[AVERAGE_WEIGHTS] = iterate_safetensors(snapshot.average)
-    if snapshot.replicas is not None:
-        files[REPLICAS] = iterate_safetensors(snapshot.replicas)
-    if snapshot.seen:
-        seen = {split: torch.from_numpy(checksums) for split, checksums in snapshot.seen.items()}
-        files[_SEEN] = iterate_safetensors(seen)
+    if snapshot.replica_statistics is not None:
+        files[REPLICAS] = iterate_safetensors(snapshot.replica_statistics)
+    if checksums := snapshot.image_checksums:
+        tensors = {split: torch.from_numpy(array) for split, array in checksums.items()}
+        files[_CHECKSUMS] = iterate_safetensors(tensors)
     return files
 
 
@@ -192,19 +192,20 @@ def load_checkpoint(state: TrainState, checkpoint: Path, *, with_optimizer: bool
         state.offload.to_host()
     with content_errors(checkpoint / FACTS):
         state.load_json(json.loads(files[FACTS])["state"])
-    with content_errors(checkpoint / _SEEN):
-        state.seen = arrays_from_bytes(files[_SEEN]) if _SEEN in files else {}
+    with content_errors(checkpoint / _CHECKSUMS):
+        state.image_checksums = arrays_from_bytes(files[_CHECKSUMS]) if _CHECKSUMS in files else {}
     if state.average is not None and AVERAGE_WEIGHTS in files:
         with content_errors(checkpoint / AVERAGE_WEIGHTS):
             averages = select_own_tensors(state.model, tensors_from_bytes(files[AVERAGE_WEIGHTS]))
             state.average.load(averages, where=str(checkpoint / AVERAGE_WEIGHTS))
     elif state.average is not None:  # a fork that starts to average
         state.average.reset()
-    if state.replicas is not None:  # last: without statistics of their own, they copy the model's
+    # last: without statistics of their own, replicas copy the model's
+    if state.replica_statistics is not None:
         where, content = checkpoint / REPLICAS, files.get(REPLICAS)
         with content_errors(where):
             statistics = None if content is None else tensors_from_bytes(content)
-            state.replicas.load(statistics, where=str(where))
+            state.replica_statistics.load(statistics, where=str(where))
 
 
 def load_weights(model: nn.Module, content: bytes, *, where: Path) -> None:

@@ -46,19 +46,19 @@ FileContent = bytes | Iterable[memoryview]  # the whole file, or its pieces
 
 def write_checkpoint(folder: Path, step: int, files: Mapping[str, FileContent]) -> Path:
     """Write the checkpoint of a step, in training."""
-    return write_checkpoint_as(folder, _name_step(step), files, place="--run-dir")
+    return write_checkpoint_as(folder, _name_step(step), files, noun="--run-dir")
 
 
 def write_checkpoint_as(
-    folder: Path, name: str, files: Mapping[str, FileContent], *, place: str = "folder"
+    folder: Path, name: str, files: Mapping[str, FileContent], *, noun: str = "folder"
 ) -> Path:
     """Write a checkpoint; it gets its name only after all bytes were read back and compared.
 
-    place: what the user can choose another of if the disk refuses it.
+    noun: what the user can choose another of if the disk refuses it.
     """
     target = folder / name
     part = folder / f"{_PART}{target.name}"
-    with disk_errors(target, place):
+    with disk_errors(target, noun):
         shutil.rmtree(part, ignore_errors=True)
         if not folder.exists():
             folder.mkdir(parents=True)
@@ -73,7 +73,7 @@ def write_checkpoint_as(
             _check_file(part / file, expected)
     except CheckpointError as error:
         raise DiskError(f"{target}: what was written does not read back ({error})") from error
-    with disk_errors(target, place):
+    with disk_errors(target, noun):
         if target.exists():
             _remove(target)
         part.rename(target)
@@ -207,7 +207,7 @@ def _name_step(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def step_in_name(checkpoint: Path) -> int:
+def parse_step(checkpoint: Path) -> int:
     """The step in a checkpoint's name."""
     match = _NAME.match(checkpoint.name)
     assert match
@@ -218,7 +218,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints in a folder, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if _NAME.match(path.name)), key=step_in_name)
+    return sorted((path for path in folder.iterdir() if _NAME.match(path.name)), key=parse_step)
 
 
 def list_weights(folder: Path) -> list[Path]:
@@ -227,14 +227,14 @@ def list_weights(folder: Path) -> list[Path]:
     return [path for path in (*live, folder / AVERAGE_NAME) if path.exists()]
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
+def find_newest_checkpoint(folder: Path) -> Path | None:
     """The checkpoint that a resume continues from."""
     return next(reversed(list_checkpoints(folder)), None)
 
 
-def kept_checkpoints(folder: Path) -> dict[int, Path]:
+def list_checkpoints_by_step(folder: Path) -> dict[int, Path]:
     """Every complete checkpoint by its step, oldest first."""
-    kept = {step_in_name(path): path for path in list_checkpoints(folder)}
+    kept = {parse_step(path): path for path in list_checkpoints(folder)}
     if _is_copied_best(folder):
         kept.setdefault(_read_step(folder / _BEST), folder / _BEST)
     return dict(sorted(kept.items()))
@@ -245,12 +245,12 @@ def find_best_step(folder: Path) -> int | None:
     best = folder / _BEST
     if (best / "manifest.json").is_file():
         return _read_step(best)
-    newest = newest_checkpoint(folder)  # the link was not copied: the newest has all scores
+    newest = find_newest_checkpoint(folder)  # the link was not copied: the newest has all scores
     scores = read_facts(newest)["state"].get("scores") if newest else None
     if not isinstance(scores, dict):
         return None
     known = {int(s): top1 for s, top1 in scores.items() if isinstance(top1, float)}
-    return find_best(folder, known)
+    return choose_best_step(folder, known)
 
 
 def _is_copied_best(folder: Path) -> bool:
@@ -262,10 +262,10 @@ def _is_copied_best(folder: Path) -> bool:
 def _read_step(best: Path) -> int:
     """The step of the best checkpoint, from the link's target or from its facts."""
     target = best.resolve()
-    return step_in_name(target) if _NAME.match(target.name) else read_facts(best)["state"]["step"]
+    return parse_step(target) if _NAME.match(target.name) else read_facts(best)["state"]["step"]
 
 
-def adopt_copied_best(folder: Path) -> None:
+def restore_best_link(folder: Path) -> None:
     """If copying turned the link `best` into a folder, make that a checkpoint and link to it."""
     if not _is_copied_best(folder):
         return
@@ -303,18 +303,18 @@ def _remove(checkpoint: Path) -> None:
     shutil.rmtree(gone)
 
 
-def find_best(folder: Path, scores: dict[int, float]) -> int | None:
+def choose_best_step(folder: Path, scores: dict[int, float]) -> int | None:
     """The step of the existing checkpoint with the best score; the earliest of equal ones."""
-    scored = [step for step in map(step_in_name, list_checkpoints(folder)) if step in scores]
+    scored = [step for step in map(parse_step, list_checkpoints(folder)) if step in scores]
     return max(scored, key=lambda step: (scores[step], -step), default=None)
 
 
 def prune_checkpoints(folder: Path, *, keep: int, scores: dict[int, float]) -> None:
     """Delete all but the best and the newest `keep` checkpoints, and link to the best."""
     with disk_errors(folder):
-        best = find_best(folder, scores)
+        best = choose_best_step(folder, scores)
         for checkpoint in list_checkpoints(folder)[:-keep]:
-            if step_in_name(checkpoint) != best:
+            if parse_step(checkpoint) != best:
                 _remove(checkpoint)
         if best is not None:
             _link_best(folder, best)

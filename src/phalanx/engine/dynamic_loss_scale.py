@@ -24,12 +24,12 @@ class DynamicLossScale:
         """The factor for the loss of a pass."""
         return self.scale
 
-    def after_overflow(self, step: int) -> None:
+    def record_overflow(self, step: int) -> None:
         """Record a step whose gradients were not finite: it is skipped, and the scale halved."""
         self.skipped += 1
         self._change(step, max(self.scale / 2, SMALLEST_SCALE))
 
-    def after_finite_step(self, step: int) -> None:
+    def record_finite_step(self, step: int) -> None:
         """Record a step whose gradients were finite; doubles the scale after many of them."""
         self.finite_steps += 1
         if self.finite_steps >= GROWTH_INTERVAL and self.scale < LARGEST_SCALE:

@@ -75,7 +75,7 @@ def evaluate(
 
     gather: returns the results of all ranks, each of which scores other batches.
     """
-    shares = gather(_answer(model, batches, options, interrupted))
+    shares = gather(_compute_answers(model, batches, options, interrupted))
     if None in shares:
         return None
     answered = [share for share in shares if share]
@@ -93,7 +93,7 @@ def evaluate(
     return Score(**{name: column[places] for name, column in columns.items()}, classes=classes)
 
 
-def _answer(
+def _compute_answers(
     model: nn.Module,
     batches: Iterable[ValidBatch],
     options: StepOptions,
@@ -105,12 +105,12 @@ def _answer(
     for batch in batches:
         if interrupted():
             return None
-        results.append(_row_results(compute_logits(model, batch.images, options), batch))
+        results.append(_compute_row_results(compute_logits(model, batch.images, options), batch))
     names = results[0] if results else ()
     return {name: torch.cat([row[name] for row in results]).cpu().numpy() for name in names}
 
 
-def _row_results(logits: Tensor, batch: ValidBatch) -> dict[str, Tensor]:
+def _compute_row_results(logits: Tensor, batch: ValidBatch) -> dict[str, Tensor]:
     """The results for each row of a batch."""
     best = logits.softmax(1).topk(min(5, logits.shape[1]))
     return {

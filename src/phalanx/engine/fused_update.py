@@ -120,12 +120,12 @@ class FusedUpdate:
         velocity_ratio: float = 1.0,  # of sgd_combined: loss scale over its velocity's scale
         scaler: DeviceLossScale | None = None,
         average: WeightAverage | None = None,
-        replicas: ReplicaStatistics | None = None,
+        replica_statistics: ReplicaStatistics | None = None,
     ) -> None:
         formula = find_fused_formula(optimizer)
         assert formula is not None
         self._optimizer, self._formula = optimizer, formula
-        self._average, self._replicas = average, replicas
+        self._average, self._replica_statistics = average, replica_statistics
         groups = optimizer.param_groups
         self._weights: list[Tensor] = [weight for group in groups for weight in group["params"]]
         self._groups = [number for number, group in enumerate(groups) for _ in group["params"]]
@@ -194,7 +194,7 @@ class FusedUpdate:
         """Each averaged tensor with its average."""
         if self._average is None:
             return []
-        more = [] if self._replicas is None else self._replicas.pairs()
+        more = [] if self._replica_statistics is None else self._replica_statistics.pairs()
         return [*self._average.pairs(), *more]
 
     def _find_rows(self) -> UpdateRows:

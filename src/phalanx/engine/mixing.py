@@ -50,7 +50,7 @@ Targets = tuple[WeightedLabels, ...]
 class Mix(NamedTuple):
     """The random draws for a micro-batch: how its images and labels are mixed."""
 
-    own: Tensor | None  # [N], the weight of each image itself in mixup
+    own_weights: Tensor | None  # [N], the weight of each image itself in mixup
     box: "_Box | None"  # of cutmix
     repeats: int  # copies of each image in a row: partners are that many times further away
 
@@ -60,18 +60,20 @@ class _Box(NamedTuple):
 
     rows: slice
     columns: slice
-    left: float  # share of the area
+    kept_share: float  # of the area of the image
 
 
 def draw_mix(batch: "_Images", *, first: int, seed: int, mixing: Mixing) -> Mix:
     """How the images at positions `first` onwards of the training stream are mixed."""
     own = box = None
     if mixing.mixup_alpha:
-        shares = draw_shares(mixing.mixup_alpha, seed=seed, first=first, images=len(batch.labels))
+        shares = draw_mixup_weights(
+            mixing.mixup_alpha, seed=seed, first=first, images=len(batch.labels)
+        )
         device, dtype = batch.labels.device, batch.images.dtype
         own = torch.from_numpy(shares).to(device, dtype, non_blocking=True)
     if mixing.cutmix:
-        kept = draw_kept(mixing, seed=seed, first=first)
+        kept = draw_kept_share(mixing, seed=seed, first=first)
         height, width = batch.images.shape[2:]
         box = place_box(kept, height=height, width=width, seed=seed, first=first)
     return Mix(own, box, mixing.repeats)
@@ -89,8 +91,8 @@ class _Images(Protocol):
 
 def mix_images(images: Tensor, mix: Mix) -> Tensor:
     """The images as the model sees them."""
-    if mix.own is not None:
-        images = mix_up(images, mix.own, _MIXUP_PARTNER * mix.repeats)
+    if mix.own_weights is not None:
+        images = mix_up(images, mix.own_weights, _MIXUP_PARTNER * mix.repeats)
     if mix.box is not None:
         images = paste_box(images, mix.box, _CUTMIX_PARTNER * mix.repeats)
     return images
@@ -99,15 +101,18 @@ def mix_images(images: Tensor, mix: Mix) -> Tensor:
 def mix_labels(labels: Tensor, mix: Mix) -> Targets:
     """The weighted labels of mixed images."""
     targets: Targets = (WeightedLabels(labels),)
-    if mix.own is not None:
-        others = _rolled(labels, _MIXUP_PARTNER * mix.repeats)
-        targets = (WeightedLabels(labels, mix.own), WeightedLabels(others, 1 - mix.own))
+    if mix.own_weights is not None:
+        others = _roll(labels, _MIXUP_PARTNER * mix.repeats)
+        targets = (
+            WeightedLabels(labels, mix.own_weights),
+            WeightedLabels(others, 1 - mix.own_weights),
+        )
     if mix.box is not None:
-        targets = share_targets(targets, mix.box.left, _CUTMIX_PARTNER * mix.repeats)
+        targets = weight_targets_by_area(targets, mix.box.kept_share, _CUTMIX_PARTNER * mix.repeats)
     return targets
 
 
-def draw_shares(alpha: float, *, seed: int, first: int, images: int) -> np.ndarray:
+def draw_mixup_weights(alpha: float, *, seed: int, first: int, images: int) -> np.ndarray:
     """The weight of each image itself in mixup: at least one half."""
     drawn = draw_beta(alpha, seed, "mixup", np.arange(first, first + images))
     return np.maximum(drawn, 1 - drawn).astype(np.float32)
@@ -115,15 +120,15 @@ def draw_shares(alpha: float, *, seed: int, first: int, images: int) -> np.ndarr
 
 def mix_up(images: Tensor, own: Tensor, away: int = _MIXUP_PARTNER) -> Tensor:
     """Each image blended with the one `away` places before it."""
-    return _rolled(images, away).lerp_(images, own.view(-1, 1, 1, 1))
+    return _roll(images, away).lerp_(images, own.view(-1, 1, 1, 1))
 
 
-def _rolled(values: Tensor, places: int) -> Tensor:
+def _roll(values: Tensor, places: int) -> Tensor:
     """Rows rolled forwards, the last ones to the front; unlike torch.roll, keeps the layout."""
     return torch.cat([values[-places:], values[:-places]])
 
 
-def draw_kept(mixing: Mixing, *, seed: int, first: int) -> float:
+def draw_kept_share(mixing: Mixing, *, seed: int, first: int) -> float:
     """The share of the area that a box should leave of the images; 1: no box."""
     skip, draw = (float(draw_uniform(seed, "cutmix", [first], lane)[0]) for lane in (0, 1))
     if mixing.cutmix_high > 0:
@@ -151,17 +156,17 @@ def paste_box(images: Tensor, box: _Box, away: int = _CUTMIX_PARTNER) -> Tensor:
     """The images with the box pasted in from their partners."""
     pasted = images.clone()
     inside = (slice(None), slice(None), box.rows, box.columns)
-    pasted[inside] = _rolled(images[inside], away)
+    pasted[inside] = _roll(images[inside], away)
     return pasted
 
 
-def share_targets(targets: Targets, area: float, away: int = _CUTMIX_PARTNER) -> Targets:
+def weight_targets_by_area(targets: Targets, area: float, away: int = _CUTMIX_PARTNER) -> Targets:
     """The targets of the images and of the partners in their boxes, weighted by area."""
     whole = torch.ones_like(targets[0].labels, dtype=torch.float32)
     weighed = [(labels, whole if own is None else own) for labels, own in targets]
     kept = [WeightedLabels(labels, area * own) for labels, own in weighed]
     pasted = [
-        WeightedLabels(_rolled(labels, away), (1 - area) * _rolled(own, away))
+        WeightedLabels(_roll(labels, away), (1 - area) * _roll(own, away))
         for labels, own in weighed
     ]
     return (*kept, *pasted)

@@ -76,7 +76,7 @@ class Probe:
             ),
         ]
         if self._fused:  # these call no modules: each is observed as a whole
-            observed: Any = {unit: self._observed(unit) for unit in self._fused}
+            observed: Any = {unit: self._wrap_unit(unit) for unit in self._fused}
             self._model.fused = observed
         return self
 
@@ -88,29 +88,31 @@ class Probe:
 
     def _begin_pass(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
         self._first, self._images = self._first + self._images, len(inputs[0])
-        self._observations.append(_Observation(_INPUT, self._first, self._finite(inputs[0]), None))
+        self._observations.append(
+            _Observation(_INPUT, self._first, self._check_finite(inputs[0]), None)
+        )
 
     def _observe(self, path: str, module: nn.Module, inputs: Any, output: Any) -> None:
         weights = list(module.parameters(recurse=False))
         finite = torch.stack([w.isfinite().all() for w in weights]).all() if weights else None
         self._observations += [
-            _Observation(path, self._first, self._finite(tensor), finite)
-            for tensor in _tensors_in(output)
+            _Observation(path, self._first, self._check_finite(tensor), finite)
+            for tensor in _iterate_tensors(output)
         ]
 
-    def _observed(self, unit: str) -> FusedUnit:
+    def _wrap_unit(self, unit: str) -> FusedUnit:
         """A fused unit whose output is observed."""
 
         def run(x: Tensor, noise: Tensor | None) -> Tensor:
             output = self._fused[unit](x, noise)
-            finite = self._finite(output)
+            finite = self._check_finite(output)
             self._observations.append(_Observation(unit, self._first, finite, None))
             return output
 
         return run
 
     @torch.no_grad()
-    def _finite(self, tensor: Tensor) -> Tensor:
+    def _check_finite(self, tensor: Tensor) -> Tensor:
         by_image = tensor.dim() > 0 and len(tensor) == self._images
         finite = tensor.isfinite()
         return finite.reshape(len(tensor), -1).all(1) if by_image else finite.all()
@@ -120,7 +122,7 @@ class Probe:
         assert weight.grad is not None
         self._peaks.append((name, weight.grad.abs().max()))
 
-    def find(self, loss: float, grad_norm: float) -> NonFiniteFinding | None:
+    def find_nonfinite(self, loss: float, grad_norm: float) -> NonFiniteFinding | None:
         """The first number of the step that was not finite, if any. Waits for the device."""
         finite = torch.stack([seen.finite.all() for seen in self._observations]).tolist()
         if not all(finite):
@@ -143,12 +145,12 @@ class Probe:
         return None
 
 
-def _tensors_in(output: Any) -> Iterator[Tensor]:
+def _iterate_tensors(output: Any) -> Iterator[Tensor]:
     """The tensors in a module's output."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, list | tuple):
         for part in output:
-            yield from _tensors_in(part)
+            yield from _iterate_tensors(part)
     elif isinstance(output, dict):
-        yield from _tensors_in(list(output.values()))
+        yield from _iterate_tensors(list(output.values()))

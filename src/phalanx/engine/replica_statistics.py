@@ -41,7 +41,7 @@ class ReplicaStatistics:
         self._average, self._gather = average, gather
         self._rows: list[_Buffers] = []
         self._averaged_rows: list[_Buffers] = []  # of float buffers; empty without an average
-        self._all: dict[str, Tensor] = {}  # of all replicas, from the last `settle`
+        self._all: dict[str, Tensor] = {}  # of all replicas, from the last `load_mean_statistics`
         self._begin_alike()
 
     def _begin_alike(self) -> None:
@@ -83,7 +83,7 @@ class ReplicaStatistics:
         ]
 
     @torch.no_grad()
-    def settle(self) -> None:
+    def load_mean_statistics(self) -> None:
         """Set the model and its average to the mean over all replicas. All ranks must call it."""
         mine = [_to_host(row) for row in self._rows], [_to_host(r) for r in self._averaged_rows]
         everybody = self._gather(mine)
@@ -112,7 +112,7 @@ class ReplicaStatistics:
         return torch.stack(rows).double().mean(0).to(rows[0].dtype)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every replica's buffers and their averages, as gathered by the last `settle`."""
+        """The buffers and averages of every replica, from the last `load_mean_statistics`."""
         return dict(self._all)
 
     def load(self, tensors: Mapping[str, Tensor] | None, *, where: str) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import MicroBatch, PassParts, RunTurn, Scale
-from phalanx.parallel.stage_links import Incoming, StageLinks
+from phalanx.parallel.stage_links import IncomingTensor, StageLinks
 from phalanx.plan.pipeline import Pass
 from phalanx.ranges import RANGES
 
@@ -33,14 +33,16 @@ def build_stage_turn(
         passes: Sequence[Sequence[MicroBatch]], loss_scale: Scale, is_last: bool
     ) -> Tensor:
         with RANGES("between stages"):
-            labelled = _label(passes, links)
+            labelled = _share_labels(passes, links)
             turn = _StageTurn(parts, links, labelled, loss_scale)
-            links.begin()
+            links.begin_passes()
             steps = order(links.stage, passes=len(passes))
-            incoming = turn.expect(steps[0])
-            for place, one in enumerate(steps):
-                arrived = incoming or turn.expect(one)
-                incoming = turn.expect(steps[place + 1]) if place + 1 < len(steps) else None
+            incoming = turn.start_receiving(steps[0])
+            for index, one in enumerate(steps):
+                arrived = incoming or turn.start_receiving(one)
+                incoming = (
+                    turn.start_receiving(steps[index + 1]) if index + 1 < len(steps) else None
+                )
                 turn.run(one, arrived)
             links.flush()
             return links.broadcast(turn.totals, stage=-1)
@@ -48,11 +50,11 @@ def build_stage_turn(
     return run_turn
 
 
-def _label(
+def _share_labels(
     passes: Sequence[Sequence[MicroBatch]], links: StageLinks
 ) -> list[tuple[MicroBatch, ...]]:
     """The micro-batches with the labels of the first stage, which the last stage needs."""
-    labels = links.pass_labels(torch.stack([one.labels for batches in passes for one in batches]))
+    labels = links.send_labels(torch.stack([one.labels for batches in passes for one in batches]))
     rows = iter(labels)
     return [tuple(one._replace(labels=next(rows)) for one in batches) for batches in passes]
 
@@ -74,20 +76,20 @@ class _StageTurn:
         dtype = torch.float64 if wide else torch.float32
         self.totals = torch.zeros(2, dtype=dtype, device=passes[0][0].labels.device)
 
-    def expect(self, one: Pass) -> Incoming | None:
+    def start_receiving(self, one: Pass) -> IncomingTensor | None:
         """Start receiving what a pass needs from a neighbouring stage; None if it needs nothing."""
         if one.kind == "forward":
-            return None if self._links.is_first else self._links.expect_input()
-        return None if self._links.is_last else self._links.expect_gradient()
+            return None if self._links.is_first else self._links.receive_input()
+        return None if self._links.is_last else self._links.receive_gradient()
 
-    def run(self, one: Pass, arrived: Incoming | None) -> None:
+    def run(self, one: Pass, arrived: IncomingTensor | None) -> None:
         """Run a pass, with what a neighbouring stage sent for it."""
         if one.kind == "forward":
-            self._held[one.number] = self._go_forward(self._passes[one.number], arrived)
+            self._held[one.number] = self._run_forward(self._passes[one.number], arrived)
         else:
-            self._go_back(self._held.pop(one.number), arrived)
+            self._run_backward(self._held.pop(one.number), arrived)
 
-    def _go_forward(self, batches: Sequence[MicroBatch], arrived: Incoming | None) -> _Held:
+    def _run_forward(self, batches: Sequence[MicroBatch], arrived: IncomingTensor | None) -> _Held:
         parts, links = self._parts, self._links
         mixes = parts.draw_mixes(batches) if links.is_first or links.is_last else []
         if arrived is None:
@@ -98,13 +100,16 @@ class _StageTurn:
         if not links.is_last:
             links.send_output(output)
             return _Held(x, output)
-        targets, factor = parts.mix_targets(batches, mixes), parts.find_factor(self._loss_scale)
+        targets, factor = (
+            parts.mix_targets(batches, mixes),
+            parts.find_loss_factor(self._loss_scale),
+        )
         with RANGES("loss"):
-            loss, totals = parts.measure(output, targets, factor)
+            loss, totals = parts.compute_loss(output, targets, factor)
         self.totals += totals
         return _Held(x, loss)
 
-    def _go_back(self, held: _Held, arrived: Incoming | None) -> None:
+    def _run_backward(self, held: _Held, arrived: IncomingTensor | None) -> None:
         gradient = None if arrived is None else arrived.wait()
         with RANGES("backward"):
             torch.autograd.backward(held.output, gradient)
@@ -132,8 +137,8 @@ class StagedScoring(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """The logits in the last stage; zeros, which mean nothing, in the others."""
         links = self._links
-        links.begin()
-        x = images if links.is_first else links.expect_input().wait()
+        links.begin_passes()
+        x = images if links.is_first else links.receive_input().wait()
         output: Tensor = self._part(x)
         if links.is_last:
             return output

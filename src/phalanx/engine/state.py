@@ -85,7 +85,7 @@ class Throughput:
         self.wait_s += wait_s
 
     @staticmethod
-    def slowest(ranks: Sequence["Throughput"]) -> "Throughput":
+    def combine(ranks: Sequence["Throughput"]) -> "Throughput":
         """The throughput of ranks that train together: their images, with the longest times."""
         busy, wait = max(r.busy_s for r in ranks), max(r.wait_s for r in ranks)
         return Throughput(ranks[0].images, busy, wait)
@@ -117,17 +117,18 @@ class TrainState:
     throughput: Throughput = field(default_factory=Throughput)
     bad_images: dict[str, str] = field(default_factory=dict)  # name to reason
     records: dict[str, tuple[int, int]] = field(default_factory=dict)  # size, CRC-32 of each file
-    seen: dict[str, NDArray[np.uint32]] = field(default_factory=dict)  # checksums of images read
+    # checksums of the images that were read, by split
+    image_checksums: dict[str, NDArray[np.uint32]] = field(default_factory=dict)
     # if the loss scale is adaptive
     scaler: DynamicLossScale | DeviceLossScale | None = None
     fused_update: FusedUpdate | None = None  # if kernels do everything after the backward pass
     half: HalfWeights | None = None  # if the weights are 16-bit
     offload: OffloadedState | None = None  # if the optimizer state is in host memory
-    replicas: ReplicaStatistics | None = None  # if there are several replicas
+    replica_statistics: ReplicaStatistics | None = None  # if there are several replicas
     average: WeightAverage | None = None  # the moving average of the weights, if there is one
     rounding_counts: Tensor | None = None  # over all updates of 16-bit weights, named by COUNTS
     # if the model is one stage: merges the tensors of all stages into one dict, in the first stage
-    collect: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
+    gather_to_first: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
 
     @contextmanager
     def update_context(self) -> Iterator[Tensor | None]:
@@ -141,29 +142,29 @@ class TrainState:
             half = self.half
             yield None if half is None else stack.enter_context(half.in_float32(self.step))
 
-    def after_update(self, counts: Tensor | None) -> None:
+    def record_update(self, counts: Tensor | None) -> None:
         """Add an update to the weight average and the rounding counts, without waiting for it."""
         if self.average is not None:
             self.average.update(self.step)
-            if self.replicas is not None:
-                self.replicas.update_average(self.step)
+            if self.replica_statistics is not None:
+                self.replica_statistics.update_average(self.step)
         if counts is not None:
             so_far = self.rounding_counts
             self.rounding_counts = counts if so_far is None else so_far + counts
 
-    def settle(self) -> None:
+    def load_mean_statistics(self) -> None:
         """Give the model its replicas' mean statistics, to score or save; all ranks call it."""
-        if self.replicas is not None:
-            self.replicas.settle()
+        if self.replica_statistics is not None:
+            self.replica_statistics.load_mean_statistics()
 
-    def sum_counts(self) -> Tensor | None:
+    def sum_rounding_counts(self) -> Tensor | None:
         """The rounding counts of the whole model, in the first stage; all stages must call it."""
         own = self.rounding_counts
-        if self.collect is None or self.half is None:
+        if self.gather_to_first is None or self.half is None:
             return own
         name = next(name for name, _ in self.model.named_parameters())
         counts = torch.zeros(len(COUNTS), dtype=torch.float64) if own is None else own.cpu()
-        found = self.collect({name: counts})
+        found = self.gather_to_first({name: counts})
         return torch.stack([*found.values()]).sum(0) if found else None
 
     def to_json(self) -> dict[str, Any]:
@@ -171,7 +172,7 @@ class TrainState:
 
         If the model has stages, all of them must call it.
         """
-        counts = self.sum_counts()
+        counts = self.sum_rounding_counts()
         return {
             "step": self.step,
             "scores": {str(step): top1 for step, top1 in self.scores.items()},
@@ -220,7 +221,7 @@ def hash_weights(tensors: dict[str, Tensor]) -> str:
 
 
 @torch.no_grad()
-def sum_bits(model: nn.Module) -> int:
+def checksum_weights(model: nn.Module) -> int:
     """A quick checksum of a model's weights, on any device. Waits for the device."""
     integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     sums = [w.view(integers[w.element_size()]).sum(dtype=torch.int64) for w in model.parameters()]

@@ -64,7 +64,7 @@ RunTurn = Callable[[Sequence[Sequence[MicroBatch]], Scale, bool], Tensor]
 """Runs all passes of a turn with the loss scale; the flag says whether it is the rank's last turn
 of the step. Returns [loss, correct predictions] summed over the images."""
 
-JoinNorms = Callable[[Tensor], Tensor]
+GatherNorms = Callable[[Tensor], Tensor]
 
 
 class PassParts:
@@ -98,7 +98,7 @@ class PassParts:
     def join_images(self, batches: Sequence[MicroBatch], mixes: Sequence[Mix]) -> Tensor:
         """The mixed images of all micro-batches as one batch, in the dtype of the model's input."""
         pairs = zip(batches, mixes, strict=True)
-        images = _side_by_side([mix_images(batch.images, mix) for batch, mix in pairs])
+        images = _concatenate([mix_images(batch.images, mix) for batch, mix in pairs])
         return images.to(self.image_type or images.dtype)
 
     def forward(self, x: Tensor, firsts: Sequence[int | Tensor]) -> Tensor:
@@ -119,23 +119,23 @@ class PassParts:
             out: Tensor = self._model(x, drops) if drops else self._model(x)
             return out
 
-    def find_factor(self, loss_scale: Scale) -> Scale | None:
+    def find_loss_factor(self, loss_scale: Scale) -> Scale | None:
         """The factor for a summed loss; None to divide it by the global batch size only."""
         unscaled = not isinstance(loss_scale, Tensor) and loss_scale == 1
         return None if unscaled else loss_scale / self._global_batch
 
-    def measure(
+    def compute_loss(
         self, logits: Tensor, targets: Sequence[Targets], factor: Scale | None
     ) -> tuple[Tensor, Tensor]:
         """The loss to call backward on, and [loss, correct predictions] summed over the images.
 
-        targets: of each micro-batch, from `mix_labels`. factor: from `find_factor`.
+        targets: of each micro-batch, from `mix_labels`. factor: from `find_loss_factor`.
         """
         logits, options = _to_float32_or_64(logits), self._options
         loss = _sum_losses(logits, targets, options)
         scaled = loss / self._global_batch if factor is None else loss * factor
         with torch.no_grad():  # a mixed image counts as correct if its own label is predicted
-            labels = _side_by_side([target[0].labels for target in targets])
+            labels = _concatenate([target[0].labels for target in targets])
             right = (logits.argmax(1) == labels).sum() if options.metrics else loss * nan
             return scaled, torch.stack([loss, right])
 
@@ -148,9 +148,9 @@ def build_pass(model: nn.Module, options: StepOptions, *, global_batch: int) -> 
         mixes = parts.draw_mixes(batches)
         images = parts.join_images(batches, mixes)
         logits = parts.forward(images, [batch.first for batch in batches])
-        targets, factor = parts.mix_targets(batches, mixes), parts.find_factor(loss_scale)
+        targets, factor = parts.mix_targets(batches, mixes), parts.find_loss_factor(loss_scale)
         with RANGES("loss"):
-            loss, totals = parts.measure(logits, targets, factor)
+            loss, totals = parts.compute_loss(logits, targets, factor)
         with RANGES("backward"):
             loss.backward()
         return totals
@@ -158,7 +158,7 @@ def build_pass(model: nn.Module, options: StepOptions, *, global_batch: int) -> 
     return run_pass
 
 
-def _side_by_side(parts: list[Tensor]) -> Tensor:
+def _concatenate(parts: list[Tensor]) -> Tensor:
     """The tensors of several micro-batches, concatenated."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -180,7 +180,7 @@ def _sum_losses(logits: Tensor, targets: Sequence[Targets], options: StepOptions
 
 def _join_noise(noise: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """The dropout noise of concatenated micro-batches."""
-    return {path: _side_by_side([one[path] for one in noise]) for path in noise[0]}
+    return {path: _concatenate([one[path] for one in noise]) for path in noise[0]}
 
 
 def build_forward_backward(run_pass: RunPass, *, global_batch: int) -> ForwardBackward:
@@ -210,13 +210,13 @@ def train_step(
     options: StepOptions,
     forward_backward: ForwardBackward,
     loss_scale: float = 1.0,
-    join_norms: JoinNorms = lambda norms: norms,
+    gather_norms: GatherNorms = lambda norms: norms,
 ) -> Tensor:
     """Accumulate the passes, update once and return [loss, gradient norm, top-1] on the device.
 
     Does not wait for the device: only log points and saves read values. If the loss scale adapts
-    and the gradients are not finite, nothing is updated and the norm is returned as 0. join_norms:
-    turns the gradient norms of this process into those of the whole model.
+    and the gradients are not finite, nothing is updated and the norm is returned as 0.
+    gather_norms: turns the gradient norms of this process into those of the whole model.
     """
     if not state.model.training:
         state.model.train()
@@ -230,57 +230,57 @@ def train_step(
                 grad_norm = state.fused_update.apply(state.step, lr, loss_scale)
         else:
             assert not isinstance(scale, Tensor), "such a scale belongs to a fused update"
-            grad_norm = _apply_update(state, lr, scale, options, join_norms)
+            grad_norm = _apply_update(state, lr, scale, options, gather_norms)
     return torch.stack([loss, grad_norm, top1])
 
 
 def _apply_update(
-    state: TrainState, lr: float, scale: float, options: StepOptions, join_norms: JoinNorms
+    state: TrainState, lr: float, scale: float, options: StepOptions, gather_norms: GatherNorms
 ) -> Tensor:
     """Update once and return the gradient norm. An adaptive loss scale waits for the device."""
     scaler = state.scaler
     assert not isinstance(scaler, DeviceLossScale), "it belongs to a fused update"
     with state.update_context() as counts:
         gradients = collect_gradients(state.optimizer)
-        grad_norm = _unscale_and_clip(gradients, scale, options, join_norms)
+        grad_norm = _unscale_and_clip(gradients, scale, options, gather_norms)
         if scaler is not None and not bool(torch.isfinite(grad_norm)):
-            scaler.after_overflow(state.step)
+            scaler.record_overflow(state.step)
             state.optimizer.zero_grad(set_to_none=True)
             return torch.zeros_like(grad_norm)
         if options.velocity_ratio is not None:
             set_velocity_scale(state.optimizer, scale / options.velocity_ratio)
         update_weights(state.optimizer, lr)
-    state.after_update(counts)
+    state.record_update(counts)
     if scaler is not None:
-        scaler.after_finite_step(state.step)
+        scaler.record_finite_step(state.step)
     return grad_norm
 
 
 @torch.no_grad()
 def _unscale_and_clip(
-    gradients: list[Tensor], scale: float, options: StepOptions, join_norms: JoinNorms
+    gradients: list[Tensor], scale: float, options: StepOptions, gather_norms: GatherNorms
 ) -> Tensor:
     """Unscale and clip the gradients; the global norm after unscaling and before clipping."""
     if scale != 1:
         torch._foreach_mul_(gradients, 1 / scale)
     # needed without metrics, too: it shows whether all gradients are finite
-    norm = _global_norm(gradients, join_norms)
-    clip_gradients(gradients, options, join_norms)
+    norm = _compute_global_norm(gradients, gather_norms)
+    clip_gradients(gradients, options, gather_norms)
     return norm
 
 
 @torch.no_grad()
 def clip_gradients(
-    gradients: list[Tensor], options: StepOptions, join_norms: JoinNorms = lambda norms: norms
+    gradients: list[Tensor], options: StepOptions, gather_norms: GatherNorms = lambda norms: norms
 ) -> None:
     """Clip the gradients by value, then by global norm, as the options say."""
     if options.clip_value:
         torch._foreach_clamp_min_(gradients, -options.clip_value)
         torch._foreach_clamp_max_(gradients, options.clip_value)
     if options.clip_norm:
-        ratio = options.clip_norm / (_global_norm(gradients, join_norms) + 1e-6)
+        ratio = options.clip_norm / (_compute_global_norm(gradients, gather_norms) + 1e-6)
         torch._foreach_mul_(gradients, ratio.clamp(max=1.0))
 
 
-def _global_norm(gradients: list[Tensor], join_norms: JoinNorms) -> Tensor:
-    return torch.linalg.vector_norm(join_norms(torch.stack(torch._foreach_norm(gradients))))
+def _compute_global_norm(gradients: list[Tensor], gather_norms: GatherNorms) -> Tensor:
+    return torch.linalg.vector_norm(gather_norms(torch.stack(torch._foreach_norm(gradients))))

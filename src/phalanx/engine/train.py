@@ -129,10 +129,10 @@ class TrainingLoop:
         """Read metrics, log, score, save and stop, each if it is due."""
         state, plan, deps, metrics = self._state, self._plan, self._deps, self._metrics
         step = state.step
-        logging, saving = plan.log.due(step), plan.save.due(step)
+        logging, saving = plan.log.is_due(step), plan.save.is_due(step)
         stop = _is_stopping(state, plan, deps)
         warm = step - self._started_at == self._untimed_steps
-        if logging or saving or stop or warm or metrics.is_full or plan.evaluate.due(step):
+        if logging or saving or stop or warm or metrics.is_full or plan.evaluate.is_due(step):
             _read_metrics(state, metrics, deps)  # waits for the device
         if step - self._started_at > self._untimed_steps and not deps.is_profiled(step):
             busy_s = perf_counter() - self._last_end
@@ -140,9 +140,9 @@ class TrainingLoop:
                 throughput.add(images=plan.global_batch, busy_s=busy_s, wait_s=self._wait_s)
         deps.observer.on_step(step)
         if logging:
-            deps.observer.on_log(state, Throughput.slowest(deps.consensus.gather(self._interval)))
+            deps.observer.on_log(state, Throughput.combine(deps.consensus.gather(self._interval)))
             state.sums, self._interval = MetricSums(), Throughput()
-        if plan.evaluate.due(step) and not stop:
+        if plan.evaluate.is_due(step) and not stop:
             _score_if_due(state, plan, deps)
             # the signal may have come while scoring: then the resumed run scores
             stop = _is_stopping(state, plan, deps)
@@ -214,9 +214,9 @@ def _read_metrics(state: TrainState, metrics: MetricsBuffer, deps: LoopDependenc
 
 def _score_if_due(state: TrainState, plan: Plan, deps: LoopDependencies) -> None:
     """Score the model, and its averaged weights if there are any, once per step of the plan."""
-    if not plan.evaluate.due(state.step) or state.step in state.scores:
+    if not plan.evaluate.is_due(state.step) or state.step in state.scores:
         return
-    state.settle()
+    state.load_mean_statistics()
     score = deps.evaluate(state)
     if score is None:
         return

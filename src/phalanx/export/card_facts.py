@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from phalanx.assemble.scorable import ScorableCheckpoint
+from phalanx.assemble.scoring_target import ScorableCheckpoint
 from phalanx.assemble.session import Session
 from phalanx.catalog.datasets import DATASETS
 from phalanx.config.schema import OPTIONS, Config

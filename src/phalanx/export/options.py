@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 from phalanx.assemble.dataset_summary import choose_normalization
 from phalanx.assemble.prepare import refuse_missing_weights
-from phalanx.assemble.scorable import (
+from phalanx.assemble.scoring_target import (
     ScorableCheckpoint,
     Target,
     choose_checkpoint,
     get_settings,
-    plan_untrained,
+    plan_untrained_model,
     read_checkpoint,
-    read_untrained,
-    refuse_no_path,
+    read_untrained_settings,
+    refuse_missing_path,
 )
 from phalanx.config.schema import Config
 from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS
@@ -255,7 +255,7 @@ def read_export_source(
     wanted: which checkpoint of a run, as for `choose_checkpoint`.
     """
     path, given = Path(target), {**flags, "device": "cpu", "precision": "32.32"}
-    settings = read_untrained(target, given)
+    settings = read_untrained_settings(target, given)
     if settings is not None:
         if wanted is not None or averaged:
             flag = "--averaged" if wanted is None else f"--checkpoint {wanted}"
@@ -263,7 +263,7 @@ def read_export_source(
                 f"{flag}: {target} is not a run, so it has no checkpoints; leave it out"
             )
         refuse_missing_weights(settings.config)
-        plan_untrained(settings, without_data=True)  # what cannot be is refused before torch
+        plan_untrained_model(settings, without_data=True)  # what cannot be is refused before torch
         return ExportSource(settings)
     if path.is_file() and path.name != AVERAGE_WEIGHTS:
         of_model = f", or the model: phalanx export MODEL --init-weights {path}"
@@ -271,7 +271,7 @@ def read_export_source(
             f"{path}: is a file ({describe_file(path)}); name the run or the checkpoint to export"
             + of_model * (path.suffix in _WEIGHT_SUFFIXES)
         )
-    refuse_no_path(target)
+    refuse_missing_path(target)
     return ExportSource(read_scorable_checkpoint(path, given, wanted=wanted, averaged=averaged))
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from phalanx import __version__
-from phalanx.assemble.score import open_checkpoint, open_untrained
+from phalanx.assemble.score import open_checkpoint, open_untrained_model
 from phalanx.assemble.session import Session
 from phalanx.config.read import Settings
 from phalanx.data.loading.image_inputs import NamedImage
@@ -127,7 +127,7 @@ def export_model(
 
 def _open_source(source: ExportSource) -> Session:
     if isinstance(source.target, Settings):
-        return open_untrained(source.target, without_data=True)
+        return open_untrained_model(source.target, without_data=True)
     return open_checkpoint(source.target)
 
 

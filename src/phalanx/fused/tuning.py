@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phalanx.cache_folder import find_user_cache, make_writable, open_temporary_cache
+from phalanx.cache_folder import ensure_writable, find_user_cache, open_temporary_cache
 from phalanx.disk import write_atomically
 from phalanx.errors import DiskError
 from phalanx.kernels.choices import CHOICES
@@ -29,7 +29,7 @@ def set_compiler_cache(folder: Path | None) -> Path:
     """
     chosen = folder or (find_user_cache() or open_temporary_cache()) / "kernels"
     try:
-        make_writable(chosen, *(chosen / name for name in _COMPILERS.values()))
+        ensure_writable(chosen, *(chosen / name for name in _COMPILERS.values()))
     except OSError as cause:
         if folder is not None:
             raise DiskError(

@@ -26,7 +26,7 @@ def shift_right(words: Tensor, bits: int) -> Tensor:
 
 
 def mix_(words: Tensor) -> Tensor:
-    """`phalanx.plan.draws.mix`, in place: rounding draws for every weight at every step."""
+    """`phalanx.plan.draws.splitmix64`, in place: rounding draws for every weight at every step."""
     for shift, factor in _ROUNDS:
         words.bitwise_xor_(shift_right(words, shift)).mul_(factor)
     return words.bitwise_xor_(shift_right(words, LAST_SHIFT))

@@ -13,7 +13,7 @@ _SHIFT_2, _FACTOR_2 = (tl.constexpr(number) for number in MIX_ROUNDS[1])
 
 @triton.jit
 def mix(words):  # type: ignore[no-untyped-def]
-    """`phalanx.plan.draws.mix`, of uint64."""
+    """`phalanx.plan.draws.splitmix64`, of uint64."""
     words = (words ^ (words >> _SHIFT_1)) * _FACTOR_1
     words = (words ^ (words >> _SHIFT_2)) * _FACTOR_2
     return words ^ (words >> _LAST_SHIFT)

@@ -34,7 +34,7 @@ class HostLayout:
         return self.ranks // (self.nodes or 1)
 
 
-def lay_out_ranks(
+def make_host_layout(
     *, hosts: Sequence[str], nodes: int | None, replicas: int, devices_per_replica: int
 ) -> HostLayout:
     """The layout of ranks over hosts; raises if they do not divide, with the nearest that do."""
@@ -69,7 +69,7 @@ def check_instances(instances: int, replicas: int) -> None:
         )
 
 
-def divide_devices(devices: int, replicas: int) -> int:
+def count_devices_per_replica(devices: int, replicas: int) -> int:
     """The devices of one replica, from those of all."""
     if devices % replicas:
         raise ConfigError(
@@ -89,7 +89,7 @@ def _format_nearest(number: int, factor: int) -> str:
     return " or ".join(str(near) for near in (below, below + factor) if near)
 
 
-def read_hosts(text: str) -> tuple[str, ...]:
+def parse_hosts(text: str) -> tuple[str, ...]:
     """The hosts in --host, separated by commas or spaces."""
     hosts = tuple(text.replace(",", " ").split())
     for host in hosts:

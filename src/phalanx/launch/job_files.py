@@ -10,8 +10,8 @@ import yaml
 
 from phalanx.catalog.plugins import format_plugin_flag
 from phalanx.errors import EXIT_STOPPED, ConfigError
+from phalanx.launch.command_lines import RankCommand, build_srun_args, list_variables
 from phalanx.launch.hosts import strip_user
-from phalanx.launch.lines import RankCommand, list_variables, write_srun_words
 
 _SAVE_S = 120  # between the warning and the end, to write a checkpoint
 
@@ -30,9 +30,9 @@ class Job:
     image: str = "phalanx:latest"
 
 
-def _write_sbatch(job: Job) -> str:
+def _format_sbatch(job: Job) -> str:
     """A batch script; training that is preempted saves, is requeued, and continues."""
-    layout, name = job.command.layout, _clean_name(job.name)
+    layout, name = job.command.layout, _make_job_name(job.name)
     options = {
         "job-name": name,
         "nodes": layout.nodes,
@@ -50,8 +50,8 @@ def _write_sbatch(job: Job) -> str:
         if value is not None
     ]
     # the arguments of train are assembled when the job starts
-    command = replace(job.command, words=() if job.resumes else job.command.words)
-    srun = shlex.join(write_srun_words(command))
+    command = replace(job.command, args=() if job.resumes else job.command.args)
+    srun = shlex.join(build_srun_args(command))
     body = _resume_and_requeue(job, srun, f"runs/{name}-$SLURM_JOB_ID") if job.resumes else [srun]
     folder = f"cd {shlex.quote(str(job.command.folder))} || exit"
     return "\n".join(["#!/bin/bash", *heads, f"# {job.line}", "", folder, *body, ""])
@@ -62,8 +62,8 @@ def _resume_and_requeue(job: Job, srun: str, run_dir: str) -> list[str]:
     run = f'"{run_dir}"' if job.run_dir is None else shlex.quote(job.run_dir)
     return [
         f"run={run}",
-        f"words=({_choose_words(job)[0]})",
-        f'[ -e "$run/run.json" ] && words=({_choose_words(job)[1]})',
+        f"words=({_choose_args(job)[0]})",
+        f'[ -e "$run/run.json" ] && words=({_choose_args(job)[1]})',
         "",
         "# before preemption and the end of the time: SIGTERM to srun would kill its tasks, so the",
         f"# step gets it, saves and ends with code {EXIT_STOPPED}",
@@ -83,16 +83,16 @@ def _resume_and_requeue(job: Job, srun: str, run_dir: str) -> list[str]:
     ]
 
 
-def _choose_words(job: Job) -> tuple[str, str]:
+def _choose_args(job: Job) -> tuple[str, str]:
     """The arguments of the first start of training, and of later ones, quoted for a shell."""
-    given = shlex.join(job.command.words)
+    given = shlex.join(job.command.args)
     again = f'train --resume "$run"{format_plugin_flag(job.plugin)}'
     return given if job.run_dir else f'{given} --run-dir "$run"', again
 
 
-def _write_pytorchjob(job: Job) -> str:
+def _format_pytorchjob(job: Job) -> str:
     """A manifest for Kubeflow's training operator: a pod for each host, restarted on failure."""
-    layout, name = job.command.layout, _clean_name(job.name)
+    layout, name = job.command.layout, _make_job_name(job.name)
     workers = (layout.nodes or 1) - 1
     pods = {"Master": _describe_pods(job, 1)}
     if workers:
@@ -126,7 +126,7 @@ def _describe_pods(job: Job, count: int) -> dict[str, Any]:
         "name": "pytorch",  # the name that the operator requires
         "image": job.image,
         "workingDir": str(command.folder),
-        "command": ["sh", "-c", _write_pod_script(job)],
+        "command": ["sh", "-c", _format_pod_script(job)],
         "env": [{"name": name, "value": text} for name, text in list_variables(command).items()],
         "volumeMounts": [
             {"name": "work", "mountPath": str(command.folder)},
@@ -136,7 +136,7 @@ def _describe_pods(job: Job, count: int) -> dict[str, Any]:
     if job.uses_gpus:
         container["resources"] = {"limits": {"nvidia.com/gpu": layout.ranks_per_host}}
     volumes = [
-        {"name": "work", "persistentVolumeClaim": {"claimName": _clean_name(job.name)}},
+        {"name": "work", "persistentVolumeClaim": {"claimName": _make_job_name(job.name)}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},  # workers pass batches through it
     ]
     pod = {
@@ -147,38 +147,38 @@ def _describe_pods(job: Job, count: int) -> dict[str, Any]:
     return {"replicas": count, "restartPolicy": "OnFailure", "template": {"spec": pod}}
 
 
-def _write_pod_script(job: Job) -> str:
+def _format_pod_script(job: Job) -> str:
     """The script of every pod; training continues where it stopped."""
     layout = job.command.layout
     nodes = f"--nnodes {layout.nodes or 1} --nproc-per-node {layout.ranks_per_host}"
     meeting = '--node-rank "$RANK" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"'
     torchrun = f"exec torchrun {nodes} {meeting} -m phalanx"
     if not job.resumes:
-        return f"{torchrun} {shlex.join(job.command.words)}"
-    first, again = _choose_words(job)
-    run = shlex.quote(job.run_dir or f"runs/{_clean_name(job.name)}")
+        return f"{torchrun} {shlex.join(job.command.args)}"
+    first, again = _choose_args(job)
+    run = shlex.quote(job.run_dir or f"runs/{_make_job_name(job.name)}")
     return (
         f'run={run}; if [ -e "$run/run.json" ]; then set -- {again}; else set -- {first}; fi; '
         f'{torchrun} "$@"'
     )
 
 
-def _clean_name(name: str) -> str:
+def _make_job_name(name: str) -> str:
     """A name that Slurm and Kubernetes accept.
 
-    >>> _clean_name("My_preset.yaml")
+    >>> _make_job_name("My_preset.yaml")
     'my-preset-yaml'
     """
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:50] or "phalanx"
 
 
 _KINDS: dict[str, Callable[[Job], str]] = {
-    "sbatch": _write_sbatch,
-    "pytorchjob": _write_pytorchjob,
+    "sbatch": _format_sbatch,
+    "pytorchjob": _format_pytorchjob,
 }
 JOB_FILES = tuple(_KINDS)
 
 
-def write_job_file(kind: str, job: Job) -> str:
+def format_job_file(kind: str, job: Job) -> str:
     """The text of a file for a scheduler."""
     return _KINDS[kind](job)

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from typing import IO
 
 from phalanx.errors import EXIT_STOPPED, ConfigError, NetworkError
-from phalanx.launch.lines import CONNECT_S, LaunchLine, write_probe
+from phalanx.launch.command_lines import CONNECT_S, LaunchLine, build_probe
 from phalanx.launch.torchrun_output import RankEnd, TorchrunOutput
 from phalanx.parallel.supervisor import collect_signals
 
@@ -73,7 +73,7 @@ def _probe(line: LaunchLine) -> str:
     began = time.monotonic()
     try:
         done = subprocess.run(
-            write_probe(line),
+            build_probe(line),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -101,11 +101,11 @@ def run_lines(lines: Sequence[LaunchLine], *, show: _Show, say: Callable[[str], 
 
     show: called with the output of ranks. say: called with messages of the launcher itself.
     """
-    with collect_signals() as came, _start_lines(lines, show) as started:
-        return _wait_for_end(started, came, say)
+    with collect_signals() as signals, _start_lines(lines, show) as started:
+        return _wait_for_end(started, signals, say)
 
 
-class _Running:
+class _RunningLine:
     """A line that has been started."""
 
     def __init__(self, line: LaunchLine, show: _Show) -> None:
@@ -113,7 +113,7 @@ class _Running:
         self._began = time.monotonic()
         listen = _LISTEN.format(send=_SEND[line.launcher])
         self.process = subprocess.Popen(
-            line.start_words(["sh", "-c", listen, "sh", *line.words]),
+            line.build_host_args(["sh", "-c", listen, "sh", *line.args]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -170,21 +170,21 @@ class _Running:
         return bool(self.line.ssh) and self.process.returncode == _LOST and not self.output.ends
 
     @property
-    def killed(self) -> RankEnd | None:
+    def killed_rank(self) -> RankEnd | None:
         """The rank that was killed, if one was, other than by torchrun after another rank ended."""
         ends = self.output.ends
         by_others = [end for end in ends[:-1] if end.code < 0 and end.code != -signal.SIGTERM]
         return next((end for end in (*ends[-1:], *reversed(by_others)) if end.code < 0), None)
 
-    def find_code(self, *, asked: bool) -> int:
-        """The exit code of its ranks. asked: whether they were asked to stop."""
+    def find_exit_code(self, *, stop_requested: bool) -> int:
+        """The exit code of its ranks. stop_requested: whether they were asked to stop."""
         ended = self.process.returncode
         codes = [end.code for end in self.output.ends if end.code > 0]
         if codes or not ended:
-            return max(codes, key=_weigh, default=0)
+            return max(codes, key=_find_precedence, default=0)
         if ended in (1, _LOST) or ended < 0 or ended > 125:  # neither our code nor a rank's
             known = ended == 128 + signal.SIGINT
-            return ended if known else EXIT_STOPPED if asked else _NETWORK
+            return ended if known else EXIT_STOPPED if stop_requested else _NETWORK
         return ended
 
     def describe_end(self) -> str:
@@ -193,21 +193,21 @@ class _Running:
         if self.is_lost:
             elapsed = time.monotonic() - self._began
             return f"{where}: the connection was lost after {elapsed:.1f} s; all ranks are stopped"
-        if self.killed:
-            name = signal.Signals(-self.killed.code).name
-            return f"{where}: rank {self.killed.rank} was killed by {name}"
+        if self.killed_rank:
+            name = signal.Signals(-self.killed_rank.code).name
+            return f"{where}: rank {self.killed_rank.rank} was killed by {name}"
         if self.output.failure:
             return f"{where}: torchrun failed: {self.output.failure}"
         return ""
 
 
 @contextmanager
-def _start_lines(lines: Sequence[LaunchLine], show: _Show) -> Iterator[list[_Running]]:
+def _start_lines(lines: Sequence[LaunchLine], show: _Show) -> Iterator[list[_RunningLine]]:
     """All lines, running; whatever still runs when the block ends is killed."""
-    started: list[_Running] = []
+    started: list[_RunningLine] = []
     try:
         for line in lines:
-            started.append(_Running(line, show))
+            started.append(_RunningLine(line, show))
         yield started
     finally:
         for one in started:
@@ -216,13 +216,15 @@ def _start_lines(lines: Sequence[LaunchLine], show: _Show) -> Iterator[list[_Run
             one.kill()
 
 
-def _wait_for_end(started: Sequence[_Running], came: list[int], say: Callable[[str], None]) -> int:
+def _wait_for_end(
+    started: Sequence[_RunningLine], signals: list[int], say: Callable[[str], None]
+) -> int:
     """The exit code of all lines; signals that arrive are forwarded to their ranks."""
     living, codes, passed_on = list(started), [0], 0
     stop_at = kill_at = math.inf
     while living and time.monotonic() < kill_at + _LEAVE_S:
         time.sleep(_POLL_S)
-        names = [signal.Signals(number).name.removeprefix("SIG") for number in came[passed_on:]]
+        names = [signal.Signals(number).name.removeprefix("SIG") for number in signals[passed_on:]]
         passed_on += len(names)
         now = time.monotonic()
         if passed_on > 1 and "INT" in names:  # a second Ctrl-C ends ranks at once
@@ -237,16 +239,16 @@ def _wait_for_end(started: Sequence[_Running], came: list[int], say: Callable[[s
                 one.send(name)
         for one in [one for one in living if one.has_ended()]:
             living.remove(one)
-            codes.append(one.find_code(asked=bool(came)))
+            codes.append(one.find_exit_code(stop_requested=bool(signals)))
             failed, stops = codes[-1] not in (0, EXIT_STOPPED), min(stop_at, kill_at) < math.inf
-            if not stops and (failed or (one.killed and not came)):
+            if not stops and (failed or (one.killed_rank and not signals)):
                 say(one.describe_end())
             if not stops and failed:
                 stop_at = now + _GRACE_S * (not one.is_lost)
                 kill_at = stop_at + _LEAVE_S
-    return max(codes, key=_weigh)
+    return max(codes, key=_find_precedence)
 
 
-def _weigh(code: int) -> int:
+def _find_precedence(code: int) -> int:
     """The precedence of an exit code: how much it explains."""
     return {0: 0, _NETWORK: 1, EXIT_STOPPED: 2}.get(code, 3)

@@ -11,7 +11,7 @@ import torch
 
 from phalanx.assemble.dataset_summary import build_input_spec, build_preprocessing
 from phalanx.assemble.feed import Feed, build_normaliser, open_feed
-from phalanx.assemble.place import Place
+from phalanx.assemble.rank_context import RankContext
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import MicroBatch
 from phalanx.errors import ConfigError
@@ -51,8 +51,8 @@ class DataModule(_pl.LightningDataModule):  # type: ignore[misc]
         plan, config = found.plan, found.config
         device = self.trainer.strategy.root_device
         normaliser = build_normaliser(build_preprocessing(config, plan), device, config)
-        place = _TrainerPlace(plan.layout, number=found.rank)
-        feed = open_feed(build_input_spec(config, plan), plan, normaliser, config, place=place)
+        context = _TrainerRankContext(plan.layout, number=found.rank)
+        feed = open_feed(build_input_spec(config, plan), plan, normaliser, config, context=context)
         self._feed, self._plan = self._exits.enter_context(feed), plan
 
     def teardown(self, stage: str) -> None:
@@ -82,8 +82,8 @@ class DataModule(_pl.LightningDataModule):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class _TrainerPlace(Place):
-    """The place of one of a Trainer's processes, which do not communicate through us."""
+class _TrainerRankContext(RankContext):
+    """One of a Trainer's processes, which do not communicate through us."""
 
     number: int = 0
 
@@ -152,7 +152,7 @@ class _ValidBatches:
 
     def __iter__(self) -> Iterator[ValidBatch]:
         left, size = len(self), self._plan.image_size
-        for batch in self._feed.validation():
+        for batch in self._feed.validation_batches():
             yield batch
             left -= 1
         if left:

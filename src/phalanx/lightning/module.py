@@ -93,7 +93,7 @@ class Module(_pl.LightningModule):  # type: ignore[misc]
         images = self._parts.join_images([micro_batch], mixes)
         logits = self._parts.forward(images, [micro_batch.first])
         targets = self._parts.mix_targets([micro_batch], mixes)
-        loss, totals = self._parts.measure(logits, targets, None)
+        loss, totals = self._parts.compute_loss(logits, targets, None)
         rows = len(micro_batch.labels)
         self.log("train_loss", totals[0] / rows, batch_size=rows, prog_bar=True)
         if self._options.metrics:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from phalanx.assemble.dataset_summary import DatasetSummary, plan_new_run
-from phalanx.assemble.find_data import fetch_missing, read_with_data
+from phalanx.assemble.find_data import fetch_missing_dataset, read_settings_with_data
 from phalanx.config.read import Settings
 from phalanx.config.schema import OPTIONS, SPELLINGS, Config
 from phalanx.config.text import to_flags
@@ -109,8 +109,8 @@ class Recipe:
             # a process has the whole network, into whatever stages a preset splits it
             **{"pipeline": "false", "pipeline-splits": "none", "shards": "1"},
         }
-        settings = read_with_data(self._preset, {**self.flags, **given})
-        settings = fetch_missing(settings, lambda line: None)
+        settings = read_settings_with_data(self._preset, {**self.flags, **given})
+        settings = fetch_missing_dataset(settings, lambda line: None)
         if settings.missing:
             raise ConfigError(settings.missing)
         settings, plan, dataset = plan_new_run(settings)

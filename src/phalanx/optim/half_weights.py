@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.kernels.rounding import COUNTS, round_each
-from phalanx.plan.draws import GOLDEN, MASK, mix, stream_key
+from phalanx.plan.draws import GOLDEN, MASK, splitmix64, stream_key
 
 HALF_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _State = dict[str, Tensor]  # of one weight
@@ -143,7 +143,7 @@ class HalfWeights:
     def _keys(self, names: Sequence[str], step: int) -> list[int]:
         """The key of each name's random bits in this step."""
         bases = np.array([stream_key(self.seed, f"rounding {n}", 0) for n in names], np.uint64)
-        return mix(bases + GOLDEN + np.uint64(step & MASK)).tolist()
+        return splitmix64(bases + GOLDEN + np.uint64(step & MASK)).tolist()
 
     def _replace_in_optimizer(self, others: dict[Tensor, tuple[Tensor, _State]]) -> None:
         """Replace weights, and their state if they have any, in the optimizer."""

@@ -34,7 +34,7 @@ class LocalSum:
         return totals
 
 
-class ReducedSum(LocalSum):
+class DdpSum(LocalSum):
     """DistributedDataParallel with sums instead of means, overlapped with the last pass."""
 
     def __init__(self, model: nn.Module, *, bucket_mib: float) -> None:
@@ -68,11 +68,11 @@ def _sum_bucket(
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
     """The sum of a bucket over all ranks."""
-    started = _Sum(bucket.buffer(), None)
+    started = _PendingAllReduce(bucket.buffer(), None)
     return started.work.get_future().then(lambda _: started.take())
 
 
-class _Sum:
+class _PendingAllReduce:
     """A running all-reduce over the ranks of a group."""
 
     def __init__(self, buffer: Tensor, group: Any) -> None:
@@ -92,7 +92,7 @@ class _Sum:
         return self._buffer.copy_(self._wide) if self._narrow else self._buffer
 
 
-class StageSum(LocalSum):
+class GroupSum(LocalSum):
     """Sums over the ranks of a group, after all passes of a step.
 
     A stage has several micro-batches in flight, which DistributedDataParallel does not support.
@@ -110,7 +110,7 @@ class StageSum(LocalSum):
         works = [bucket.start_sum(self._group) for bucket in self._buckets]
         for bucket, work in zip(self._buckets, works, strict=True):
             work.wait()
-            bucket.hand_over()
+            bucket.assign_gradients()
         return _gather_rounds(totals, self._group)
 
 
@@ -140,7 +140,7 @@ class OrderedSum(LocalSum):
     def finish(self, totals: Tensor) -> Tensor:
         """Make the sums the gradients of the weights."""
         for bucket in self._buckets:
-            bucket.hand_over()
+            bucket.assign_gradients()
         self._has_sum = False
         return _gather_rounds(totals, self._group) if self._ranks > 1 else totals
 
@@ -182,11 +182,11 @@ class _Bucket:
                 self._sum.add_(gathered[rank])
 
     @torch.no_grad()
-    def start_sum(self, group: Any) -> "_Sum":
+    def start_sum(self, group: Any) -> "_PendingAllReduce":
         """Take the weights' gradients and start their all-reduce over a group."""
         self._sum.zero_()
         self._take_gradients(self._sum)
-        return _Sum(self._sum, group)
+        return _PendingAllReduce(self._sum, group)
 
     def _take_gradients(self, flat: Tensor) -> None:
         """Move the weights' gradients into a flat buffer."""
@@ -196,7 +196,7 @@ class _Bucket:
         for weight in self._weights:
             weight.grad = None
 
-    def hand_over(self) -> None:
+    def assign_gradients(self) -> None:
         """Make the sum the gradients of the weights."""
         for weight, view in zip(self._weights, self._views(self._sum), strict=True):
             weight.grad = view

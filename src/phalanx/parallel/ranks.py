@@ -25,7 +25,7 @@ from phalanx.units import format_plural
 Store = Any  # of torch.distributed, which hides it from type checkers
 _Value = TypeVar("_Value")
 _FAILED = "failed"  # the key for the first rank that fails, and its exit code
-_TOLD = "told"  # ... which counts the ranks that know of the failure
+_INFORMED = "told"  # ... which counts the ranks that know of the failure
 _POLL_S = 0.02
 _LONGEST_SILENCE = 3.0  # seconds within which a failing rank reports it
 
@@ -37,15 +37,15 @@ def open_store(world: World, *, timeout: float) -> Store:
     """
     store = _open_store(world, world.restart, timeout)
     with peer_errors(world):
-        problem = _introduce(world, store, timeout)
+        problem = _register_rank(world, store, timeout)
     if problem:
-        if sign_failure(world, store, NetworkError.exit_code) is not None:
+        if register_failure(world, store, NetworkError.exit_code) is not None:
             raise FailedElsewhere
         raise NetworkError(problem)
     return store
 
 
-def _introduce(world: World, store: Store, timeout: float) -> str:
+def _register_rank(world: World, store: Store, timeout: float) -> str:
     """Publish this rank's host, address and world; returns what is wrong with them, or ""."""
     host, address = socket.gethostname(), find_own_address(world.address)
     if store.add(f"came/{world.rank}", 1) > 1:
@@ -59,10 +59,10 @@ def _introduce(world: World, store: Store, timeout: float) -> str:
         return ""
     first = json.loads(wait_for_key(store, "introduced/0", timeout=timeout))
     if first["size"] != world.size:
-        told = f"{world.told_by} tells of {format_plural(world.size, 'rank')}"
+        told = f"{world.size_variable} tells of {format_plural(world.size, 'rank')}"
         what = f"{told}, and that of rank 0 on {first['host']} of {first['size']}"
     elif first["members"] != mine["members"]:
-        what = f"{world.told_by} lists other ranks than that of rank 0 on {first['host']}"
+        what = f"{world.size_variable} lists other ranks than that of rank 0 on {first['host']}"
     else:
         return ""
     return f"rank {world.rank} on {host}: {what}; all ranks must have the same"
@@ -89,7 +89,7 @@ def wait_for_key(store: Store, key: str, *, timeout: float) -> str:
         ) from error
 
 
-def await_count(store: Store, key: str, count: int, *, timeout: float) -> None:
+def wait_for_count(store: Store, key: str, count: int, *, timeout: float) -> None:
     """Wait until so many ranks have incremented a key, or until the timeout."""
     deadline = time.monotonic() + timeout
     while store.add(key, 0) < count and time.monotonic() < deadline:
@@ -103,7 +103,7 @@ def _open_store(world: World, restart: int, timeout: float) -> Store:
         if is_master:
             socket.getaddrinfo(world.address, world.port)
         else:
-            _await_listener(world, timeout)
+            _wait_for_listener(world, timeout)
         store = dist.TCPStore(  # type: ignore[attr-defined]
             world.address,
             world.port,
@@ -123,7 +123,7 @@ def _open_store(world: World, restart: int, timeout: float) -> Store:
     return dist.PrefixStore(f"phalanx-{restart}", store)  # type: ignore[attr-defined]
 
 
-def _await_listener(world: World, timeout: float) -> None:
+def _wait_for_listener(world: World, timeout: float) -> None:
     """Wait until rank 0 listens; torch would wait twice as long, and log pages of errors."""
     deadline = time.monotonic() + timeout
     while True:
@@ -144,7 +144,7 @@ class Ranks:
 
     def __init__(self, world: World, store: Store, device: torch.device, *, timeout: float) -> None:
         self.rank, self.size, self.world = world.rank, world.size, world
-        addresses = _await_all(world, store, timeout)
+        addresses = _wait_for_all(world, store, timeout)
         _choose_interface(world, addresses)
         # longer than the watchdog's, whose report says more
         self._limit = limit = timedelta(seconds=2 * timeout + 60)
@@ -217,7 +217,7 @@ class Ranks:
                 dist.destroy_process_group()
 
 
-def sign_failure(world: World, store: Store, exit_code: int) -> int | None:
+def register_failure(world: World, store: Store, exit_code: int) -> int | None:
     """Report this rank's failure; returns the exit code of a rank that failed before, or None."""
     mine = f"{world.rank} {exit_code}"
     with suppress(dist.DistError, RuntimeError):
@@ -243,12 +243,12 @@ def find_failure(world: World, store: Store) -> int | None:
 def leave_store(world: World, store: Store) -> None:
     """Leave after a failure; rank 0, with which the store ends, waits until all others know."""
     with suppress(dist.DistError, RuntimeError):
-        store.add(_TOLD, 1)
+        store.add(_INFORMED, 1)
         if world.rank == 0 and not world.joins_store:
-            await_count(store, _TOLD, world.size, timeout=_LONGEST_SILENCE)
+            wait_for_count(store, _INFORMED, world.size, timeout=_LONGEST_SILENCE)
 
 
-def _await_all(world: World, store: Store, timeout: float) -> list[str]:
+def _wait_for_all(world: World, store: Store, timeout: float) -> list[str]:
     """Wait for all ranks, and return their addresses; NetworkError names missing ranks."""
     store.set(f"here/{world.rank}", "")
     deadline = time.monotonic() + timeout

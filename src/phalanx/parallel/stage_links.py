@@ -27,7 +27,7 @@ class _Spec(NamedTuple):
     dtype: torch.dtype
 
 
-class Incoming:
+class IncomingTensor:
     """A tensor that is being received."""
 
     def __init__(self, spec: _Spec, device: torch.device, source: int, group: _Group) -> None:
@@ -90,7 +90,7 @@ class StageLinks:
 
     # --- activations and gradients ---
 
-    def begin(self) -> None:
+    def begin_passes(self) -> None:
         """Prepare for passes whose tensors may have new shapes and dtypes."""
         self._input = self._output = None
 
@@ -104,7 +104,7 @@ class StageLinks:
             dist.send(header, target, group=self._host)
         self._send(output, target, self._down)
 
-    def expect_input(self) -> Incoming:
+    def receive_input(self) -> IncomingTensor:
         """Start receiving an input from the previous stage."""
         source = self._members[self.stage - 1]
         if self._input is None:
@@ -112,36 +112,36 @@ class StageLinks:
             dist.recv(header, source, group=self._host)
             dtype, dimensions, *shape = header.tolist()
             self._input = _Spec(tuple(shape[:dimensions]), _TYPES[dtype])
-        return Incoming(self._input, self._device, source, self._down)
+        return IncomingTensor(self._input, self._device, source, self._down)
 
     def send_gradient(self, gradient: Tensor) -> None:
         """Send the gradient of an input to the previous stage."""
         self._send(gradient, self._members[self.stage - 1], self._up)
 
-    def expect_gradient(self) -> Incoming | None:
+    def receive_gradient(self) -> IncomingTensor | None:
         """Start receiving the gradient of an output; None before the first output was sent."""
         if self._output is None:
             return None
-        return Incoming(self._output, self._device, self._members[self.stage + 1], self._up)
+        return IncomingTensor(self._output, self._device, self._members[self.stage + 1], self._up)
 
     def _send(self, tensor: Tensor, target: int, group: _Group) -> None:
         """Send asynchronously; one tensor at a time in each direction."""
-        self._await_sent(group)
+        self._wait_until_sent(group)
         sent = _to_sent(tensor.detach())
         self._sending[group] = dist.isend(sent, target, group=group), sent
 
-    def _await_sent(self, group: _Group) -> None:
+    def _wait_until_sent(self, group: _Group) -> None:
         if group in self._sending:
             self._sending.pop(group)[0].wait()
 
     def flush(self) -> None:
         """Wait until everything that was sent has arrived."""
         for group in (self._down, self._up):
-            self._await_sent(group)
+            self._wait_until_sent(group)
 
     # --- exchange among all stages ---
 
-    def pass_labels(self, labels: Tensor) -> Tensor:
+    def send_labels(self, labels: Tensor) -> Tensor:
         """The labels of the first stage, in the last one; other stages keep theirs."""
         if self.is_first:
             dist.send(labels, self._members[-1], group=self._down)
@@ -156,7 +156,7 @@ class StageLinks:
         dist.broadcast(numbers, self._members[stage], group=self._down)
         return numbers
 
-    def add_up(self, numbers: Tensor) -> Tensor:
+    def sum_over_stages(self, numbers: Tensor) -> Tensor:
         """The sum over all stages."""
         dist.all_reduce(numbers, group=self._down)
         return numbers
@@ -167,7 +167,7 @@ class StageLinks:
         dist.all_gather_object(values, mine, group=self._host)
         return values
 
-    def collect(self, mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def gather_to_first(self, mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of all stages, in the first stage; empty in the others."""
         parts: list[Any] | None = [None] * len(self._members) if self.is_first else None
         dist.gather_object(dict(mine), parts, dst=self._members[0], group=self._host)
@@ -183,17 +183,17 @@ class StageNorms:
     def __init__(self, links: StageLinks, counts: list[int]) -> None:
         self._links = links
         everybody = links.gather(counts)
-        self._places: list[int] = []
+        self._indices: list[int] = []
         first = 0
         for group in range(len(counts)):
             for stage, theirs in enumerate(everybody):
                 if stage == links.stage:
-                    self._places += range(first, first + theirs[group])
+                    self._indices += range(first, first + theirs[group])
                 first += theirs[group]
         self._all = first
 
     def __call__(self, norms: Tensor) -> Tensor:
         """The norms of all stages; adding zeros is exact, so the order of the sum is irrelevant."""
         everywhere = torch.zeros(self._all, dtype=norms.dtype, device=norms.device)
-        everywhere[self._places] = norms
-        return self._links.add_up(everywhere)
+        everywhere[self._indices] = norms
+        return self._links.sum_over_stages(everywhere)

@@ -53,12 +53,12 @@ def supervise(
     when no restarts are left, for the end of the message.
     """
     reached, in_a_row, restart = progress(), 0, 0
-    with _open_pipe() as pipe, collect_signals() as came:
+    with _open_pipe() as pipe, collect_signals() as signals:
         while True:
             world = _describe_world(ranks, restart)
             variables = {**os.environ, **(environment or {}), **world, _PIPE: str(pipe)}
             with _start_ranks(command, variables, pipe) as living:
-                rank, code = _wait_for_end(living, came)
+                rank, code = _wait_for_end(living, signals)
                 _show_stacks(living if code == _LOST_PEERS else {}, say)
             if code == _LOST_PEERS:
                 say(f"the ranks lost contact with each other; {way_out}")
@@ -66,7 +66,7 @@ def supervise(
                 return code
             killed = f"rank {rank} was killed by {_name_signal(-code)}"
             before, reached = reached, progress()
-            if came:
+            if signals:
                 say(f"{killed} while all were asked to stop; {way_out}")
                 return EXIT_STOPPED
             in_a_row = in_a_row + 1 if reached == before else 1
@@ -113,17 +113,17 @@ def _open_pipe() -> Iterator[int]:
 @contextmanager
 def collect_signals() -> Iterator[list[int]]:
     """Context in which signals that ask for a stop are only appended to the list that it yields."""
-    came: list[int] = []
+    signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield came  # only the main thread can handle signals
+        yield signals  # only the main thread can handle signals
         return
 
     def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        signals.append(number)
 
     before = {number: signal.signal(number, note) for number in find_stop_signals()}
     try:
-        yield came
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -154,7 +154,7 @@ def _start_ranks(
             process.wait()
 
 
-def _wait_for_end(living: _Ranks, came: list[int]) -> tuple[int, int]:
+def _wait_for_end(living: _Ranks, signals: list[int]) -> tuple[int, int]:
     """The rank that determines the result, and its exit code, negative for a signal.
 
     Ranks are removed from `living` as they end. Those that are left did not end in time.
@@ -162,7 +162,7 @@ def _wait_for_end(living: _Ranks, came: list[int]) -> tuple[int, int]:
     decisive, exit_code, deadline, passed_on = 0, 0, math.inf, 0
     while living and time.monotonic() < deadline and exit_code >= 0:
         time.sleep(_POLL_S)
-        for number in came[passed_on:]:
+        for number in signals[passed_on:]:
             for process in living.values():
                 process.send_signal(number)
             passed_on += 1
@@ -171,15 +171,15 @@ def _wait_for_end(living: _Ranks, came: list[int]) -> tuple[int, int]:
         ended = [(p.returncode, rank) for rank, p in living.items() if p.poll() is not None]
         for code, rank in sorted(ended):  # those killed by a signal first
             del living[rank]
-            if _weigh(code) > _weigh(exit_code):
+            if _find_precedence(code) > _find_precedence(exit_code):
                 decisive, exit_code = rank, code
                 deadline = math.inf if code == EXIT_STOPPED else time.monotonic() + _GRACE_S
-        if exit_code == EXIT_STOPPED and not came:
-            came.append(signal.SIGTERM)  # only this rank was asked to stop
+        if exit_code == EXIT_STOPPED and not signals:
+            signals.append(signal.SIGTERM)  # only this rank was asked to stop
     return decisive, exit_code
 
 
-def _weigh(code: int) -> int:
+def _find_precedence(code: int) -> int:
     """The precedence of an exit code."""
     return {0: 0, _LOST_PEERS: 1, EXIT_STOPPED: 2}.get(code, 3)
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from phalanx.errors import NetworkError, RanksLost
-from phalanx.escapes import clean
+from phalanx.escapes import escape_text
 
 _PEERS_S = 2.0  # for the other ranks to report where they hang, before this one ends
 _LAST_WORDS_S = 10.0  # to report, in case a disk or the reader of stderr hangs, too
@@ -25,10 +25,10 @@ _LAST_WORDS_S = 10.0  # to report, in case a disk or the reader of stderr hangs,
 class Watchdog:
     """Context in which `beat()` must be called regularly; otherwise the process ends.
 
-    The exit code is 8, or 75 if `find_way_on` returns a command that continues the run.
+    The exit code is 8, or 75 if `find_resume_command` returns a command that continues the run.
 
     describe: returns where we are ("step 12 of epoch 3"). It must not wait for a device or a
-    lock, which may be what hangs. The same is true for find_way_on.
+    lock, which may be what hangs. The same is true for find_resume_command.
     report: a file for a copy of what is written to stderr.
     """
 
@@ -40,13 +40,13 @@ class Watchdog:
         rank: int,
         ranks: int,
         report: Path | None,
-        find_way_on: Callable[[], str] = str,
+        find_resume_command: Callable[[], str] = str,
     ):
         self._seconds = seconds
         self._describe = describe
         self._who = f"rank {rank} of {ranks} on {socket.gethostname()}"
         self._report = report
-        self._find_way_on = find_way_on
+        self._find_resume_command = find_resume_command
         self._beats = 0
         self._left = threading.Event()
 
@@ -84,19 +84,19 @@ class Watchdog:
         code = NetworkError.exit_code
         try:
             head = f"{self._who}: no progress for {self._seconds:g} s, in {place}"
-            data = clean("\n".join([head, *_describe_threads(), ""])).encode(errors="replace")
+            data = escape_text("\n".join([head, *_describe_threads(), ""])).encode(errors="replace")
             with suppress(OSError):
                 os.write(2, data)  # in one call: other ranks write at the same time
             if self._report is not None:
                 with suppress(OSError):
                     self._report.write_bytes(data)
-            way_on = self._find_way_on()
-            if way_on:
+            command = self._find_resume_command()
+            if command:
                 code = RanksLost.exit_code
                 gone = "another rank, or the network, is gone or hangs"
-                last_line = f"phalanx: {self._who}: {gone}; continue with: {way_on}\n"
+                last_line = f"phalanx: {self._who}: {gone}; continue with: {command}\n"
                 with suppress(OSError):
-                    os.write(2, clean(last_line).encode(errors="replace"))
+                    os.write(2, escape_text(last_line).encode(errors="replace"))
             time.sleep(_PEERS_S)
         finally:
             os._exit(code)

@@ -26,24 +26,24 @@ class Acceleration(NamedTuple):
 
 
 def plan_acceleration(
-    config: Config, chosen: MachineChoice, layout: Layout, *, recomputes: bool
+    config: Config, machine: MachineChoice, layout: Layout, *, recomputes: bool
 ) -> Acceleration:
     """Kernels and graphs wherever they are possible, unless the config says otherwise."""
-    machine = config.machine
-    if not chosen.device.startswith("cuda"):
-        return Acceleration(compiles=machine.compile)
+    options = config.machine
+    if not machine.device.startswith("cuda"):
+        return Acceleration(compiles=options.compile)
     notes = []
-    graph = machine.graph is not False
+    graph = options.graph is not False
     reason = next(_list_graph_obstacles(config, layout), None)
     if graph and reason:
         graph = False
         notes.append(f"graph: off, because {reason}")
-    own_kernels = machine.kernels == "auto" and chosen.precision != "32.32" and not machine.compile
+    own_kernels = options.kernels == "auto" and machine.precision != "32.32" and not options.compile
     reason = next(_list_kernel_obstacles(layout, recomputes=recomputes), None)
     if own_kernels and reason:
         own_kernels = False
         notes.append(f"kernels: torch's own, because {reason}")
-    return Acceleration(graph, own_kernels, machine.compile, tuple(notes))
+    return Acceleration(graph, own_kernels, options.compile, tuple(notes))
 
 
 def _list_kernel_obstacles(layout: Layout, *, recomputes: bool) -> Iterator[str]:

@@ -63,7 +63,7 @@ def count_consecutive(steps: Sequence[int], save: Every) -> int:
     4
     """
     for place in range(len(steps) - 1, 0, -1):
-        if any(save.due(step) for step in range(steps[place - 1] + 1, steps[place])):
+        if any(save.is_due(step) for step in range(steps[place - 1] + 1, steps[place])):
             return len(steps) - place
     return len(steps)
 

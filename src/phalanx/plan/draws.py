@@ -18,7 +18,7 @@ MIX_ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # of splitmix
 LAST_SHIFT = 31
 
 
-def mix(words: Words) -> Words:
+def splitmix64(words: Words) -> Words:
     """Each word scrambled by the splitmix64 finaliser: one flipped input bit flips half the bits.
 
     Takes only arrays: numpy warns when a scalar wraps around, but not for arrays. The same in torch
@@ -34,7 +34,7 @@ def stream_key(seed: int, name: str, lane: int) -> np.uint64:
     """The key of one stream of draws."""
     key = np.zeros(1, np.uint64)
     for part in (seed, crc32(name.encode()), lane):
-        key = mix(key + GOLDEN + np.uint64(part & MASK))
+        key = splitmix64(key + GOLDEN + np.uint64(part & MASK))
     return key[0]
 
 
@@ -42,7 +42,7 @@ def draw_bits(seed: int, name: str, positions: ArrayLike, lane: int = 0) -> Word
     """64 random bits for each position of the stream `name`."""
     places = np.asarray(positions, np.int64).view(np.uint64)
     key = stream_key(seed, name, lane)
-    return mix(mix(np.atleast_1d(places) * GOLDEN + key) ^ key).reshape(places.shape)
+    return splitmix64(splitmix64(np.atleast_1d(places) * GOLDEN + key) ^ key).reshape(places.shape)
 
 
 def draw_uniform(seed: int, name: str, positions: ArrayLike, lane: int = 0) -> NDArray[np.float64]:

@@ -18,11 +18,11 @@ class Every:
     total_steps: int
     first: Fraction = Fraction(0)  # epoch of the first event; 0: one interval after the start
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Whether the event is due after that many steps.
 
         >>> every = Every(Fraction(2), Fraction(5), 12)
-        >>> [step for step in range(13) if every.due(step)]
+        >>> [step for step in range(13) if every.is_due(step)]
         [3, 5, 8, 10, 12]
         """
         if not self.rate or step < 1:
@@ -96,7 +96,7 @@ def adjust_event_rate(
     steps, wanted = every.steps_per_epoch * span, every.rate * span
     if not even or steps.denominator != 1:
         return every, []
-    found = nearest_divisor(int(steps), wanted)
+    found = find_nearest_divisor(int(steps), wanted)
     if found == wanted:
         return every, []
     period = "an epoch" if span == 1 else f"in {span} epochs"
@@ -121,10 +121,10 @@ def describe_carried_tail(every: Every, kind: EventKind) -> list[str]:
     ]
 
 
-def nearest_divisor(whole: int, wanted: Fraction) -> int:
+def find_nearest_divisor(whole: int, wanted: Fraction) -> int:
     """The divisor of `whole` nearest to `wanted`; of two at the same distance the smaller.
 
-    >>> nearest_divisor(781, Fraction(10)), nearest_divisor(781, Fraction(41))
+    >>> find_nearest_divisor(781, Fraction(10)), find_nearest_divisor(781, Fraction(41))
     (11, 11)
     """
     small = [number for number in range(1, isqrt(whole) + 1) if whole % number == 0]
@@ -134,7 +134,7 @@ def nearest_divisor(whole: int, wanted: Fraction) -> int:
 
 def _describe_uneven(rate: Fraction, kind: EventKind, epochs: int) -> str:
     """A message that an interval does not divide the run, with intervals and lengths that fit."""
-    fitting = Fraction(nearest_divisor(epochs, epochs * rate), epochs)
+    fitting = Fraction(find_nearest_divisor(epochs, epochs * rate), epochs)
     shorter = epochs - epochs % rate.denominator
     lengths = " or ".join(str(n) for n in (shorter, shorter + rate.denominator) if n)
     return (

@@ -100,7 +100,7 @@ class Layout:
         return tuple(other for other in peers[first : first + apart] if other != rank)
 
 
-def lay_out(replicas: int, *, devices: int, bn_span: int = 1, stages: int = 1) -> Layout:
+def make_layout(replicas: int, *, devices: int, bn_span: int = 1, stages: int = 1) -> Layout:
     """The layout of replicas on as many of the devices as they can use.
 
     Stages get their own devices if there are enough for at least one replica.

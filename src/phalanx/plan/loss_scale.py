@@ -80,7 +80,7 @@ def make_loss_scale(
             "--auto-loss-scaling and --initial-loss-scaling both move the loss scale; give one"
         )
     if not automatic:
-        problems += doubling_problems(initial, final)
+        problems += list_doubling_problems(initial, final)
     if problems:
         raise ConfigError("\n".join(problems))
     if automatic:
@@ -94,7 +94,7 @@ def make_loss_scale(
     )
 
 
-def doubling_problems(initial: float | None, final: float) -> list[str]:
+def list_doubling_problems(initial: float | None, final: float) -> list[str]:
     """Why doubling does not lead from one loss scale to the other, and what to do."""
     if initial is None or initial == final:
         return []
@@ -112,7 +112,7 @@ def doubling_problems(initial: float | None, final: float) -> list[str]:
     return []
 
 
-def loss_scale_warnings(config: Config, *, precision: str) -> list[str]:
+def list_loss_scale_warnings(config: Config, *, precision: str) -> list[str]:
     """A warning about 16-bit gradients without a loss scale."""
     scaled = config.loss.auto_loss_scaling or config.loss.loss_scaling > 1
     if config.machine.half_type == "float16" and precision != "32.32" and not scaled:

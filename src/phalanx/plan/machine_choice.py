@@ -7,10 +7,10 @@ from typing import Any
 
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
-from phalanx.errors import ConfigError, name_place
-from phalanx.plan.layout import Layout, count_accumulation, lay_out
+from phalanx.errors import ConfigError, name_location
+from phalanx.plan.layout import Layout, count_accumulation, make_layout
 from phalanx.plan.machine import count_devices, count_threads, resolve_device
-from phalanx.plan.pipeline import count_stages, needs_cuts
+from phalanx.plan.pipeline import count_stages, needs_splits
 from phalanx.plan.world import read_world
 from phalanx.units import format_plural
 
@@ -60,15 +60,15 @@ def choose_scoring_machine(config: Config) -> MachineChoice:
 
 def reuse_machine(stored: Mapping[str, Any], config: Config, *, ranks: int) -> MachineChoice:
     """The stored machine of a run of so many ranks, with the devices that exist now."""
-    chosen = MachineChoice(
+    machine = MachineChoice(
         **stored,
         devices=_count_devices(config, stored["device"]),
         launched=_is_launched(),
     )
-    if config.machine.determinism == "strict" or plan_layout(config, chosen).ranks == ranks:
-        return chosen
+    if config.machine.determinism == "strict" or plan_layout(config, machine).ranks == ranks:
+        return machine
     # another number of ranks shares the cores; sums change in their last digit anyway
-    return replace(chosen, threads=_share_threads(config, stored["device"]))
+    return replace(machine, threads=_share_threads(config, stored["device"]))
 
 
 def _is_launched() -> bool:
@@ -92,18 +92,18 @@ def _share_threads(config: Config, device: str) -> int:
     return config.machine.threads or max(1, count_threads() // here)
 
 
-def plan_layout(config: Config, chosen: MachineChoice) -> Layout:
+def plan_layout(config: Config, machine: MachineChoice) -> Layout:
     """The layout of replicas and stages; ConfigError if config and ranks do not match."""
-    replicas, devices = config.machine.replicas, chosen.devices
-    assert replicas is not None  # settled by `settle_replicas`
-    _refuse_unnamed_devices(config, chosen)
+    replicas, devices = config.machine.replicas, machine.devices
+    assert replicas is not None  # set by `resolve_replicas`
+    _refuse_unnamed_devices(config, machine)
     stages = count_stages(config)
-    if chosen.scoring:
-        return _lay_out_scoring(config, chosen, stages)
+    if machine.scoring:
+        return _make_scoring_layout(config, machine, stages)
     # other norms do not use statistics over several images
     span = config.machine.bn_span if config.model.norm_type == "batch" else 1
-    layout = lay_out(replicas, devices=devices, bn_span=span, stages=stages)
-    if chosen.launched and layout.ranks != devices:
+    layout = make_layout(replicas, devices=devices, bn_span=span, stages=stages)
+    if machine.launched and layout.ranks != devices:
         sharing = f" of {stages} stages" * (stages > 1) + f" with --bn-span {span}" * (span > 1)
         more = f" or {replicas * stages}" * (replicas * stages > layout.ranks)
         raise ConfigError(
@@ -113,7 +113,7 @@ def plan_layout(config: Config, chosen: MachineChoice) -> Layout:
         )
     if config.machine.no_fold and (layout.folded or layout.stages < stages):
         there = "there is" if devices == 1 else "there are"
-        found = f"the launcher started {devices}" if chosen.launched else f"{there} {devices}"
+        found = f"the launcher started {devices}" if machine.launched else f"{there} {devices}"
         what = format_plural(replicas, "replica") + f" of {stages} stages" * (stages > 1)
         raise ConfigError(
             f"--no-fold: {what} need {replicas * stages} devices, and {found}; with --no-fold "
@@ -122,13 +122,13 @@ def plan_layout(config: Config, chosen: MachineChoice) -> Layout:
     return layout
 
 
-def _lay_out_scoring(config: Config, chosen: MachineChoice, stages: int) -> Layout:
+def _make_scoring_layout(config: Config, machine: MachineChoice, stages: int) -> Layout:
     """A share of the images for each device, or for each pipeline if the model has stages."""
-    devices = chosen.devices
-    if not config.pipeline.pipeline_validation_model or needs_cuts(config) or devices < stages:
+    devices = machine.devices
+    if not config.pipeline.pipeline_validation_model or needs_splits(config) or devices < stages:
         return Layout(devices, devices)
     pipelines = devices // stages
-    if chosen.launched and devices % stages:
+    if machine.launched and devices % stages:
         raise ConfigError(
             f"--pipeline-validation-model: the launcher started {devices} ranks, and pipelines of "
             f"{stages} stages use {pipelines * stages} of them; start {pipelines * stages} or "
@@ -143,20 +143,20 @@ def count_local_ranks(layout: Layout) -> int:
     return world.local_size if world else layout.ranks
 
 
-def _refuse_unnamed_devices(config: Config, chosen: MachineChoice) -> None:
+def _refuse_unnamed_devices(config: Config, machine: MachineChoice) -> None:
     """Raise ConfigError if more devices are needed than --device names."""
-    device, world = chosen.device, read_world()
+    device, world = machine.device, read_world()
     if device != "mps" and ":" not in device:
         return
     named = count_devices(device)
-    if chosen.launched and world and world.local_size > named:
+    if machine.launched and world and world.local_size > named:
         raise ConfigError(
             f"--device {device}: the launcher started {world.local_size} ranks here, and this "
             f"names {format_plural(named, 'device')}; start {named}, or name more"
         )
-    if not chosen.launched and chosen.devices > named:
+    if not machine.launched and machine.devices > named:
         raise ConfigError(
-            f"--devices {chosen.devices}: --device {device} names only "
+            f"--devices {machine.devices}: --device {device} names only "
             f"{format_plural(named, 'device')}; use --devices {named}"
             f"{', or --device cuda for all' * (device != 'mps')}"
         )
@@ -188,9 +188,9 @@ def find_lightning() -> str:
     raise ConfigError("PyTorch Lightning is not installed: pip install 'phalanx[lightning]'")
 
 
-def refuse_missing_engine(config: Config, chosen: MachineChoice) -> None:
+def refuse_missing_engine(config: Config, machine: MachineChoice) -> None:
     """Raise ConfigError if the engine for training is not installed; scoring needs none."""
-    if chosen.scoring or config.machine.engine == "native":
+    if machine.scoring or config.machine.engine == "native":
         return
     try:
         find_lightning()
@@ -200,7 +200,7 @@ def refuse_missing_engine(config: Config, chosen: MachineChoice) -> None:
         ) from None
 
 
-def settle_replicas(settings: Settings) -> Settings:
+def resolve_replicas(settings: Settings) -> Settings:
     """The settings with a number of replicas: as the option says, else one per device.
 
     If a launcher has started more ranks than that, there is a replica for each.
@@ -239,4 +239,4 @@ def _check_kept_batch(settings: Settings, global_batch: int, *, replicas: int) -
     try:
         count_accumulation(global_batch, micro_batch=micro_batch, replicas=replicas, kept=True)
     except ConfigError as error:
-        raise ConfigError(name_place(str(error), settings.places)) from None
+        raise ConfigError(name_location(str(error), settings.locations)) from None

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from phalanx.errors import ConfigError
-from phalanx.plan.draws import GOLDEN, Words, draw_bits, mix
+from phalanx.plan.draws import GOLDEN, Words, draw_bits, splitmix64
 
 _ROUNDS = 6  # four rounds make a Feistel network pseudorandom; two more for small datasets
 
@@ -77,6 +77,6 @@ def _permute(places: _Positions, keys: Words, *, size: int) -> NDArray[np.int64]
 def _feistel(values: Words, keys: Words, *, side: np.uint64) -> Words:
     left, right = np.divmod(values, side)
     for turn in range(_ROUNDS):
-        noise = mix(right * GOLDEN + (keys ^ np.uint64(turn)))
+        noise = splitmix64(right * GOLDEN + (keys ^ np.uint64(turn)))
         left, right = right, (left + noise % side) % side
     return left * side + right

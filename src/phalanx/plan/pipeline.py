@@ -45,7 +45,7 @@ class Pipeline:
         """The number of stages."""
         return len(self.starts) + 1
 
-    def cut(self, units: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    def split_units(self, units: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         """The units of each stage, from all units in order."""
         missing = [start for start in self.starts if start not in units]
         if missing:
@@ -54,8 +54,8 @@ class Pipeline:
                 f"{', '.join(units[:8])}{', ...' * (len(units) > 8)}"
             )
         check_order([Split(start, start, "") for start in self.starts], units)
-        places = [0, *map(units.index, self.starts), len(units)]
-        return tuple(tuple(units[first:end]) for first, end in pairwise(places))
+        bounds = [0, *map(units.index, self.starts), len(units)]
+        return tuple(tuple(units[first:end]) for first, end in pairwise(bounds))
 
     def order(self, stage: int, *, passes: int) -> list[Pass]:
         """The passes of a stage for so many micro-batches, in order."""
@@ -88,7 +88,7 @@ def count_stages(config: Config) -> int:
     return config.pipeline.shards or len(_list_splits(config)) + 1
 
 
-def needs_cuts(config: Config) -> bool:
+def needs_splits(config: Config) -> bool:
     """Whether stages are requested, but not where they start."""
     options = config.pipeline
     return not _list_splits(config) and (options.pipeline or (options.shards or 1) > 1)
@@ -140,7 +140,7 @@ def check_order(splits: Sequence[Split], units: Sequence[str]) -> None:
             )
 
 
-def describe_shifts(config: Config) -> tuple[str, ...]:
+def describe_shifted_splits(config: Config) -> tuple[str, ...]:
     """A line for each split whose name points inside a unit."""
     variant, model = build_variant(config), config.model.model
     if isinstance(variant, OwnVariant):
@@ -149,7 +149,7 @@ def describe_shifts(config: Config) -> tuple[str, ...]:
     return tuple(f"--pipeline-splits: {split.shifted}" for split in splits if split.shifted)
 
 
-def list_cuts(config: Config, units: Sequence[str]) -> list[int]:
+def list_starts(config: Config, units: Sequence[str]) -> list[int]:
     """The indices of the units that may start a stage; ConfigError if there are too few."""
     stages = config.pipeline.shards
     if stages is None or stages == 1:
@@ -161,7 +161,7 @@ def list_cuts(config: Config, units: Sequence[str]) -> list[int]:
         raise ConfigError(
             f"--pipeline: {many}; give --shards N, or name where they start with --pipeline-splits"
         )
-    allowed = [0, *(place for place in range(1, len(units)) if _may_cut(config, units[place]))]
+    allowed = [0, *(place for place in range(1, len(units)) if _may_start(config, units[place]))]
     if stages > len(allowed):
         most, model = len(allowed), config.model.model
         has = f"{model} has only {format_plural(most, 'unit')}, and a stage has at least one"
@@ -179,7 +179,7 @@ def choose_starts(config: Config, costs: Mapping[str, float]) -> tuple[str, ...]
     costs: of every unit, in order.
     """
     units = [*costs]
-    allowed, stages = list_cuts(config, units), count_stages(config)
+    allowed, stages = list_starts(config, units), count_stages(config)
     ends = [*allowed[1:], len(units)]
     sums = [sum([*costs.values()][:end]) for end in ends]
     # best[n]: the lowest cost of the most expensive stage up to the n-th end, and the cuts
@@ -197,7 +197,7 @@ def choose_starts(config: Config, costs: Mapping[str, float]) -> tuple[str, ...]
     return tuple(units[ends[before]] for before in best[-1][1])
 
 
-def _may_cut(config: Config, unit: str) -> bool:
+def _may_start(config: Config, unit: str) -> bool:
     """Whether the sharding filters let a stage start with a unit; --pipeline ignores them."""
     if config.pipeline.pipeline:
         return True

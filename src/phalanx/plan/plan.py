@@ -13,7 +13,7 @@ from phalanx.plan.acceleration import Acceleration, plan_acceleration
 from phalanx.plan.averaging import check_averaging
 from phalanx.plan.events import CKPTS, LOGS, Every, adjust_event_rate, describe_carried_tail
 from phalanx.plan.layout import Layout, count_accumulation
-from phalanx.plan.loss_scale import LossScale, loss_scale_warnings, make_loss_scale
+from phalanx.plan.loss_scale import LossScale, list_loss_scale_warnings, make_loss_scale
 from phalanx.plan.machine import count_cores
 from phalanx.plan.machine_choice import (
     MachineChoice,
@@ -22,18 +22,18 @@ from phalanx.plan.machine_choice import (
     refuse_missing_engine,
 )
 from phalanx.plan.model import Growth, check_image_sizes, choose_image_size, plan_resolutions
-from phalanx.plan.pipeline import Pipeline, describe_shifts, plan_pipeline
-from phalanx.plan.recompute import keep_splits, plan_recomputation
+from phalanx.plan.pipeline import Pipeline, describe_shifted_splits, plan_pipeline
+from phalanx.plan.recompute import add_stage_outputs, plan_recomputation
 from phalanx.plan.schedule import (
     Schedule,
-    count_start,
+    find_peak_lr,
+    find_schedule_start,
+    list_schedule_warnings,
     make_schedule,
-    peak_rate,
     read_schedule_options,
     refuse_joint_drops,
-    schedule_warnings,
 )
-from phalanx.plan.unused_options import unused_option_warnings
+from phalanx.plan.unused_options import list_unused_options
 from phalanx.units import RunLength, format_plural, parse_rate, parse_share
 
 LEAST_MAX_BAD = 10
@@ -153,25 +153,25 @@ class Plan:
 def make_plan(
     config: Config,
     data: DatasetCounts,
-    chosen: MachineChoice,
+    machine: MachineChoice,
     *,
-    places: Mapping[str, str] | None = None,
-    typed: Collection[str] = (),
+    locations: Mapping[str, str] | None = None,
+    user_options: Collection[str] = (),
 ) -> Plan:
     """Derive every number of the run; ConfigError lists everything that is impossible.
 
-    places: where each option was given, to name instead of its flag. typed: the options that the
-    user gave for this run.
+    locations: where each option was given, to name instead of its flag. user_options: those that
+    the user gave for this run.
     """
-    problems = ProblemCollector(places or {})
+    problems = ProblemCollector(locations or {})
     with problems.collect():  # everything else depends on it
         run = count_run_length(config, data)
     problems.refuse()
-    pieces = _plan_pieces(config, chosen, run, problems=problems, typed=typed)
+    pieces = _plan_pieces(config, machine, run, problems=problems, user_options=user_options)
     return Plan(
-        device=chosen.device,
-        precision=chosen.precision,
-        threads=chosen.threads,
+        device=machine.device,
+        precision=machine.precision,
+        threads=machine.threads,
         **pieces._asdict(),
         determinism=config.machine.determinism,
         half_type=config.machine.half_type,
@@ -187,7 +187,7 @@ def make_plan(
         total_steps=run.total_steps,
         valid_batch=config.data.valid_batch_size or max(config.data.batch_size, _LEAST_VALID_BATCH),
         max_bad=_count_max_bad(config, data.train_images),
-        evaluate=Every(validation_rate(config), run.steps_per_epoch, run.total_steps),
+        evaluate=Every(find_validation_rate(config), run.steps_per_epoch, run.total_steps),
         scores_after=config.train.validation and config.train.validation_mode == "after",
     )
 
@@ -210,11 +210,11 @@ class _PlanPieces(NamedTuple):
 
 def _plan_pieces(
     config: Config,
-    chosen: MachineChoice,
+    machine: MachineChoice,
     run: RunLength,
     *,
     problems: ProblemCollector,
-    typed: Collection[str],
+    user_options: Collection[str],
 ) -> _PlanPieces:
     """The independent parts of a plan; the problems of all of them are reported together."""
     per_epoch, total = run.steps_per_epoch, run.total_steps
@@ -226,43 +226,43 @@ def _plan_pieces(
     with problems.collect():
         check_image_sizes(config, image_size, growth)
     with problems.collect():
-        peak = peak_rate(
+        peak = find_peak_lr(
             config.schedule,
             global_batch=count_global_batch(config),
             accumulation=_count_accumulation(config),
         )
-        schedule, schedule_notes = _plan_schedule(config, peak, run, typed=typed)
+        schedule, schedule_notes = _plan_schedule(config, peak, run, user_options=user_options)
     with problems.collect():
         loss_scale = make_loss_scale(
             config,
-            precision=chosen.precision,
+            precision=machine.precision,
             epochs=epochs or total / per_epoch,
             steps_per_epoch=per_epoch,
         )
     with problems.collect():
-        log, save, event_notes = _plan_events(config, run, epochs, typed=typed)
+        log, save, event_notes = _plan_events(config, run, epochs, user_options=user_options)
     with problems.collect():
-        refuse_missing_engine(config, chosen)
+        refuse_missing_engine(config, machine)
     with problems.collect():
-        layout = plan_layout(config, chosen)
+        layout = plan_layout(config, machine)
     with problems.collect():
-        accumulation = None if chosen.scoring else _count_accumulation(config)
+        accumulation = None if machine.scoring else _count_accumulation(config)
         pipeline = plan_pipeline(config, accumulation=accumulation)
-        shifts = describe_shifts(config) if "pipeline-splits" in typed else ()
+        shifts = describe_shifted_splits(config) if "pipeline-splits" in user_options else ()
     with problems.collect():
         patterns = plan_recomputation(config)
     problems.refuse()
     if pipeline is not None:
-        patterns = keep_splits(pipeline, config, patterns, folded=layout.stages == 1)
+        patterns = add_stage_outputs(pipeline, config, patterns, folded=layout.stages == 1)
     workers = count_workers(config, count_local_ranks(layout))
-    faster = plan_acceleration(config, chosen, layout, recomputes=patterns is not None)
+    faster = plan_acceleration(config, machine, layout, recomputes=patterns is not None)
     warnings = (
         *shifts,
         *schedule_notes,
         *event_notes,
-        *loss_scale_warnings(config, precision=chosen.precision),
+        *list_loss_scale_warnings(config, precision=machine.precision),
         *faster.notes,
-        *unused_option_warnings(config, typed, chosen=chosen, layout=layout, workers=workers),
+        *list_unused_options(config, user_options, machine=machine, layout=layout, workers=workers),
     )
     return _PlanPieces(
         *(layout, pipeline, faster, workers, growth, patterns),
@@ -271,7 +271,7 @@ def _plan_pieces(
 
 
 def _plan_events(
-    config: Config, run: RunLength, epochs: Fraction | None, *, typed: Collection[str]
+    config: Config, run: RunLength, epochs: Fraction | None, *, user_options: Collection[str]
 ) -> tuple[Every, Every, list[str]]:
     """When a run logs and saves, and warnings about it."""
     per_epoch, total = run.steps_per_epoch, run.total_steps
@@ -281,27 +281,30 @@ def _plan_events(
     even = config.data.epoch_tail == "drop"
     log, log_warnings = adjust_event_rate(logs, LOGS, epochs=epochs, even=even)
     save, save_warnings = adjust_event_rate(saves, CKPTS, epochs=epochs, even=even)
-    if not even and "logs-per-epoch" in typed:
+    if not even and "logs-per-epoch" in user_options:
         log_warnings = log_warnings or describe_carried_tail(log, LOGS)
-    if not even and "ckpts-per-epoch" in typed:
+    if not even and "ckpts-per-epoch" in user_options:
         save_warnings = save_warnings or describe_carried_tail(save, CKPTS)
     check_averaging(config, saves=save.count())
     return log, save, [*log_warnings, *save_warnings]
 
 
 def _plan_schedule(
-    config: Config, peak: float, run: RunLength, *, typed: Collection[str]
+    config: Config, peak: float, run: RunLength, *, user_options: Collection[str]
 ) -> tuple[Schedule, list[str]]:
     """The learning-rate schedule of the run, and warnings about it."""
-    options, start = read_schedule_options(config.schedule), count_start(config.schedule, run)
+    options, start = (
+        read_schedule_options(config.schedule),
+        find_schedule_start(config.schedule, run),
+    )
     scheduled = RunLength(run.total_steps - start, run.steps_per_epoch)
-    if "lr-drop-after" in typed:
+    if "lr-drop-after" in user_options:
         refuse_joint_drops(options, scheduled)
     schedule = make_schedule(options, peak, scheduled, start=start)
-    return schedule, schedule_warnings(options, scheduled)
+    return schedule, list_schedule_warnings(options, scheduled)
 
 
-def validation_rate(config: Config) -> Fraction:
+def find_validation_rate(config: Config) -> Fraction:
     """How often per epoch the model is scored during training."""
     during = config.train.validation and config.train.validation_mode == "during"
     apart = Fraction(config.train.validation_frequency)
@@ -324,7 +327,7 @@ def count_run_length(config: Config, data: DatasetCounts) -> RunLength:
 
 def count_global_batch(config: Config) -> int:
     """Images in one optimizer step, over all replicas."""
-    assert config.machine.replicas is not None  # settled by `settle_replicas`
+    assert config.machine.replicas is not None  # set by `resolve_replicas`
     return config.data.batch_size * _count_accumulation(config) * config.machine.replicas
 
 

@@ -70,7 +70,7 @@ def plan_recomputation(config: Config) -> tuple[str, ...] | None:
     return patterns
 
 
-def keep_splits(
+def add_stage_outputs(
     pipeline: Pipeline, config: Config, patterns: tuple[str, ...] | None, *, folded: bool
 ) -> tuple[str, ...] | None:
     """The same for a model in stages: the outputs of stages are stored, too.
@@ -83,7 +83,7 @@ def keep_splits(
     variant = build_variant(config)
     if isinstance(variant, OwnVariant):  # only the network itself knows its units
         return patterns or ()
-    ends = tuple(stage[-1] for stage in pipeline.cut(variant.units)[:-1])
+    ends = tuple(stage[-1] for stage in pipeline.split_units(variant.units)[:-1])
     return (*(patterns or ()), *ends)
 
 

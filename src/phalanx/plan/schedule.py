@@ -97,7 +97,7 @@ class Schedule:
         end = self.peak * self.end_ratio
         return (self.peak - end) * SHAPES[self.shape](self, at) + end
 
-    def done(self, at: _Position) -> float:
+    def decay_progress(self, at: _Position) -> float:
         """The share of a cosine's or polynomial's fall that lies behind."""
         return min(1.0, float(at / self._fall))
 
@@ -122,18 +122,18 @@ def _floor_to_period(at: _Position, period: Fraction) -> Fraction:
 
 SHAPES: dict[str, Callable[[Schedule, _Position], float]] = {  # shares of the peak
     "step": lambda s, at: s.phases[bisect_right(s.milestones, at)],
-    "cosine": lambda s, at: 0.5 * (1 + cos(pi * s.done(at))),
+    "cosine": lambda s, at: 0.5 * (1 + cos(pi * s.decay_progress(at))),
     "exponential": lambda s, at: s.decay ** float(at / s.period),
-    "polynomial": lambda s, at: (1 - s.done(at)) ** s.power,
+    "polynomial": lambda s, at: (1 - s.decay_progress(at)) ** s.power,
     "constant": lambda s, at: 1.0,
 }
 _FALLING = ("cosine", "polynomial")  # those that end at a chosen step
 
 
-def peak_rate(config: ScheduleConfig, *, global_batch: int, accumulation: int = 1) -> float:
+def find_peak_lr(config: ScheduleConfig, *, global_batch: int, accumulation: int = 1) -> float:
     """The highest learning rate: as given, or scaled with the batch.
 
-    >>> peak_rate(ScheduleConfig(base_learning_rate=-11), global_batch=1024)
+    >>> find_peak_lr(ScheduleConfig(base_learning_rate=-11), global_batch=1024)
     0.5
     """
     batch = global_batch // accumulation if config.lr_batch == "pass" else global_batch
@@ -183,7 +183,7 @@ def read_schedule_options(config: ScheduleConfig) -> ScheduleOptions:
     )
 
 
-def count_start(config: ScheduleConfig, run: RunLength) -> int:
+def find_schedule_start(config: ScheduleConfig, run: RunLength) -> int:
     """The step at which the schedule begins; ConfigError where that is not in the run."""
     start = run.count_steps(parse_duration(config.lr_schedule_start))
     if start >= run.total_steps:
@@ -198,7 +198,7 @@ def make_schedule(
     options: ScheduleOptions, peak: float, run: RunLength, *, start: int = 0
 ) -> Schedule:
     """The schedule of a run, or of what is left of it; what cannot be done is refused."""
-    problems = schedule_problems(options, run)
+    problems = list_schedule_problems(options, run)
     if problems:
         raise ConfigError("\n".join(problems))
     drops = [step for step, _ in _list_drops(options, run)]
@@ -238,18 +238,18 @@ def _list_drops(options: ScheduleOptions, run: RunLength) -> list[tuple[Fraction
 # --- what cannot be done, and what may not be meant ---
 
 
-def schedule_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
+def list_schedule_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
     """Why the run cannot have this schedule, each with the way out; nothing if it can."""
     return [
-        *_warmup_problems(options, run),
-        *_drop_problems(options, run),
-        *_decay_problems(options),
-        *_length_problems(options),
-        *_staircase_problems(options, run),
+        *_list_warmup_problems(options, run),
+        *_list_drop_problems(options, run),
+        *_list_decay_problems(options),
+        *_list_length_problems(options),
+        *_list_staircase_problems(options, run),
     ]
 
 
-def _warmup_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
+def _list_warmup_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
     """What is wrong with the length of the warm-up."""
     warmup, total = run.count_steps(options.warmup), run.total_steps
     if warmup > total:
@@ -266,7 +266,7 @@ def _warmup_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
     return []
 
 
-def _drop_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
+def _list_drop_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
     """What is wrong with where a step schedule falls."""
     if options.shape != "step":
         return []
@@ -283,10 +283,10 @@ def _drop_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
         for share in options.drop_after
         if not 0 < share < 1
     ]
-    return outside or _drop_order_problems(options, run)
+    return outside or _list_drop_order_problems(options, run)
 
 
-def _drop_order_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
+def _list_drop_order_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
     """What is wrong with the order of the drops."""
     flag, drops = _drop_flag(options), _list_asked_drops(options, run)
     if drops[0][0] == 0:
@@ -319,7 +319,7 @@ def _drop_flag(options: ScheduleOptions) -> str:
     return "--lr-drop-after" if options.drop_after else "--lr-epoch-decay"
 
 
-def _decay_problems(options: ScheduleOptions) -> list[str]:
+def _list_decay_problems(options: ScheduleOptions) -> list[str]:
     """What is wrong with the factor of a step or exponential schedule."""
     if options.shape not in ("step", "exponential"):
         return []
@@ -337,7 +337,7 @@ def _decay_problems(options: ScheduleOptions) -> list[str]:
     return []
 
 
-def _length_problems(options: ScheduleOptions) -> list[str]:
+def _list_length_problems(options: ScheduleOptions) -> list[str]:
     """What is wrong with the lengths of a fall and of a period."""
     lengths = {"--lr-decay-length": options.length, "--lr-decay-period": options.period}
     return [
@@ -347,7 +347,7 @@ def _length_problems(options: ScheduleOptions) -> list[str]:
     ]
 
 
-def _staircase_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
+def _list_staircase_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
     """What is wrong with how often the rate may change."""
     if not options.staircase:
         return []
@@ -369,7 +369,7 @@ def _starts_at_zero(options: ScheduleOptions) -> bool:
     return options.warmup.amount > 0 and WARMUPS[options.warmup_mode].ahead == 0
 
 
-def schedule_warnings(options: ScheduleOptions, run: RunLength) -> list[str]:
+def list_schedule_warnings(options: ScheduleOptions, run: RunLength) -> list[str]:
     """What the run does with its schedule that may not be meant."""
     warnings = [
         f"{_drop_flag(options)}: {text} is step {ceil(step)}, and the run ends at "

@@ -87,11 +87,11 @@ REQUIREMENTS = (
 )
 
 
-def unused_option_warnings(
+def list_unused_options(
     config: Config,
-    typed: Collection[str],
+    user_options: Collection[str],
     *,
-    chosen: MachineChoice,
+    machine: MachineChoice,
     layout: Layout,
     workers: int,
 ) -> Iterator[str]:
@@ -99,9 +99,9 @@ def unused_option_warnings(
 
     Options that are off are not reported.
     """
-    device, precision = chosen.device, chosen.precision
+    device, precision = machine.device, machine.precision
     values = config.flat() | {"precision": precision}
-    wanted = {name for name in typed if values[name] not in (None, False)}
+    wanted = {name for name in user_options if values[name] not in (None, False)}
     given = {name for name, value in values.items() if value != OPTIONS[name].default} | wanted
     effective = _spell_effective(config, values)
     for need in REQUIREMENTS:
@@ -113,8 +113,8 @@ def unused_option_warnings(
         if name in wanted:
             yield f"--{name} has no effect {reason}"
     yield from _list_special_cases(config, given, device=device, precision=precision)
-    yield from _list_idle_stages(config, given, typed)
-    yield from _list_idle_devices(config, given, wanted, chosen=chosen, layout=layout)
+    yield from _list_idle_stages(config, given, user_options)
+    yield from _list_idle_devices(config, given, wanted, machine=machine, layout=layout)
     reason = _describe_image_maker(config, device) or "without workers" * (workers == 0)
     for name in ("workers", "dataloader-rebatch-size") if reason else ():
         if name in given and values[name]:
@@ -147,10 +147,10 @@ def _list_special_cases(
 
 
 def _list_idle_stages(
-    config: Config, given: Collection[str], typed: Collection[str]
+    config: Config, given: Collection[str], user_options: Collection[str]
 ) -> Iterator[str]:
     """The options for stages that have no effect."""
-    pipelined = config.pipeline.pipeline or "pipeline-splits" in typed
+    pipelined = config.pipeline.pipeline or "pipeline-splits" in user_options
     whole = count_stages(config) == 1 and config.pipeline.pipeline_splits is None
     for name in ("pipeline-schedule", "pipeline-validation-model", *_FILTERS) if whole else ():
         if name in given:
@@ -165,19 +165,21 @@ def _list_idle_stages(
 def _list_idle_devices(
     config: Config,
     given: Collection[str],
-    typed: Collection[str],
+    user_options: Collection[str],
     *,
-    chosen: MachineChoice,
+    machine: MachineChoice,
     layout: Layout,
 ) -> Iterator[str]:
     """The options for many devices that have no effect with the devices in use."""
     options = config.machine
     if layout.ranks == 1:
-        told = typed if layout.replicas > 1 else given  # a preset for many ranks is folded onto one
+        told = (
+            user_options if layout.replicas > 1 else given
+        )  # a preset for many ranks is folded onto one
         for name in ("bucket-mib", "rank-timeout"):
             if name in told:
                 yield f"--{name} has no effect with one rank, which has no others to talk to"
-    if options.devices is not None and chosen.launched:
+    if options.devices is not None and machine.launched:
         yield f"--devices {options.devices} has no effect: the launcher started the ranks"
     elif options.devices is not None and options.devices > layout.ranks:
         replicas, stages = format_plural(layout.replicas, "replica"), count_stages(config)
@@ -189,7 +191,7 @@ def _list_idle_devices(
             f"{_suggest_use(options.devices, layout, stages)}"
         )
     scoring = options.validation_device
-    if scoring is not None and resolve_device(scoring) == chosen.device:
+    if scoring is not None and resolve_device(scoring) == machine.device:
         yield f"--validation-device {scoring} has no effect: that is the device that trains"
 
 

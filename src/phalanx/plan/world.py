@@ -40,7 +40,7 @@ class World:
     restart: int = 0  # how often all ranks were restarted
     joins_store: bool = False  # whether the launcher, not rank 0, runs the key-value store
     supervised: bool = False  # whether the launcher is our own, which reports lost ranks
-    told_by: str = "WORLD_SIZE"  # the variable with the number of ranks
+    size_variable: str = "WORLD_SIZE"  # the variable with the number of ranks
     members: tuple[str, ...] = ()  # the addresses of all ranks, if that variable lists them
 
 
@@ -109,7 +109,7 @@ def _read_open_mpi(environment: _Environment) -> World | None:
         local_size=local_size,
         address=address or _find_mpirun(environment, rank),
         port=_choose_port(environment, job),
-        told_by="OMPI_COMM_WORLD_SIZE",
+        size_variable="OMPI_COMM_WORLD_SIZE",
     )
 
 
@@ -158,7 +158,7 @@ def _read_slurm(environment: _Environment) -> World | None:
         local_size=local_size,
         address=address or _find_first_host(environment.get("SLURM_STEP_NODELIST", "")),
         port=_choose_port(environment, *ids),
-        told_by="SLURM_STEP_NUM_TASKS",
+        size_variable="SLURM_STEP_NUM_TASKS",
     )
 
 
@@ -213,7 +213,7 @@ def _read_tf_config(environment: _Environment) -> World | None:
         local_size=hosts.count(hosts[rank]),
         address=hosts[0],
         port=members[0][1],
-        told_by="TF_CONFIG",
+        size_variable="TF_CONFIG",
         members=tuple(f"{host}:{port}" for host, port in members),
     )
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
-from phalanx.profile.segments import Segment, cut_nested, find_at
+from phalanx.profile.segments import Segment, find_segment, flatten_nested
 
 _Event = Mapping[str, Any]
 """An event of a Chrome trace; times in microseconds."""
@@ -57,7 +57,7 @@ class DeviceWork(NamedTuple):
     replayed: bool  # by a graph, whose kernels are all launched at once
 
     @property
-    def took(self) -> float:
+    def duration_us(self) -> float:
         """Its length in microseconds."""
         return self.end - self.start
 
@@ -67,7 +67,7 @@ class Operation(NamedTuple):
 
     name: str
     label: Label
-    took: float  # microseconds
+    duration_us: float
 
 
 class Attribution(NamedTuple):
@@ -87,7 +87,7 @@ def name_unit_range(unit: str) -> str:
     return f"{unit}{_FORWARD}"
 
 
-def attribute(
+def attribute_events(
     events: Iterable[_Event], units: Iterable[str], order: Sequence[tuple[str, Label]] = ()
 ) -> Attribution:
     """The parts of the step in these events.
@@ -120,10 +120,10 @@ def attribute(
     )
 
 
-def list_pass_order(found: Attribution) -> list[tuple[str, Label]]:
+def list_pass_order(attribution: Attribution) -> list[tuple[str, Label]]:
     """The kernels of the last pass of a step without graphs, in their order, with their parts."""
-    begun = max(found.passes, default=found.start)
-    own = (work for work in found.device if work.label.phase and work.launched >= begun)
+    begun = max(attribution.passes, default=attribution.start)
+    own = (work for work in attribution.device if work.label.phase and work.launched >= begun)
     return [(work.name, work.label) for work in own]
 
 
@@ -131,9 +131,9 @@ def _label_threads(
     timed: Sequence[_Event], ranges: Sequence[_Event], names: Mapping[str, Label]
 ) -> dict[Any, list[Segment]]:
     """The time of each thread, split into labelled segments."""
-    stretches: dict[Any, list[Segment]] = defaultdict(list)
+    intervals: dict[Any, list[Segment]] = defaultdict(list)
     for event in ranges:
-        stretches[event["tid"]].append(_to_segment(event, names[event["name"]]))
+        intervals[event["tid"]].append(_to_segment(event, names[event["name"]]))
     firsts, labels = _list_first_numbers(timed, ranges, names)
     nodes: dict[Any, list[_Event]] = defaultdict(list)
     for event in timed:
@@ -150,8 +150,8 @@ def _label_threads(
                 place = max(0, bisect_right(firsts, number) - 1)
                 label = labels[place]
             # a node without a sequence number stores the gradient of the node before it
-            stretches[thread].append(_to_segment(event, label))
-    return {thread: cut_nested(own) for thread, own in stretches.items()}
+            intervals[thread].append(_to_segment(event, label))
+    return {thread: flatten_nested(own) for thread, own in intervals.items()}
 
 
 def _list_first_numbers(
@@ -162,15 +162,15 @@ def _list_first_numbers(
     by_thread: dict[Any, list[Segment]] = defaultdict(list)
     for event in forward:
         by_thread[event["tid"]].append(_to_segment(event, (event["ts"], names[event["name"]])))
-    places = {thread: cut_nested(own) for thread, own in by_thread.items()}
+    segments = {thread: flatten_nested(own) for thread, own in by_thread.items()}
     firsts: dict[tuple[float, Label], int] = {}
     for event in timed:
         number = (event.get("args") or {}).get("Sequence number")
-        if number is None or event["name"].startswith(_NODE) or event["tid"] not in places:
+        if number is None or event["name"].startswith(_NODE) or event["tid"] not in segments:
             continue
-        found = find_at(places[event["tid"]], event["ts"])
-        if found is not None:
-            firsts[found.label] = min(firsts.get(found.label, number), number)
+        segment = find_segment(segments[event["tid"]], event["ts"])
+        if segment is not None:
+            firsts[segment.label] = min(firsts.get(segment.label, number), number)
     rows = sorted((number, start, label) for (start, label), number in firsts.items())
     return [row[0] for row in rows], [Label(row[2].part, "backward") for row in rows]
 
@@ -191,7 +191,7 @@ def _label_device(
         label, replayed, launched = Label(OTHER, ""), False, event["ts"]
         if launch is not None:
             replayed, launched = "GraphLaunch" in launch["name"], launch["ts"]
-            segment = find_at(threads.get(launch["tid"], ()), launch["ts"])
+            segment = find_segment(threads.get(launch["tid"], ()), launch["ts"])
             label = segment.label if segment else label
         if "nccl" in event["name"].lower() and label.part != BETWEEN:
             label = Label(EXCHANGE, "")
@@ -245,13 +245,13 @@ def _list_operations(
             by_thread[event["tid"]].append(event)
     found = []
     for thread, events in by_thread.items():
-        took: dict[int, float] = defaultdict(float)
-        for part in cut_nested(_to_segment(event, place) for place, event in enumerate(events)):
-            took[part.label] += part.took
+        durations: dict[int, float] = defaultdict(float)
+        for part in flatten_nested(_to_segment(event, place) for place, event in enumerate(events)):
+            durations[part.label] += part.duration_us
         for place, event in enumerate(events):
-            segment = find_at(threads.get(thread, ()), event["ts"])
+            segment = find_segment(threads.get(thread, ()), event["ts"])
             label = segment.label if segment else Label(OTHER, "")
-            found.append(Operation(event["name"], label, took[place]))
+            found.append(Operation(event["name"], label, durations[place]))
     return found
 
 

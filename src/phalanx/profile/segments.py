@@ -13,16 +13,16 @@ class Segment(NamedTuple):
     label: Any
 
     @property
-    def took(self) -> float:
+    def duration_us(self) -> float:
         """Its length."""
         return self.end - self.start
 
 
-def cut_nested(stretches: Iterable[Segment]) -> list[Segment]:
+def flatten_nested(intervals: Iterable[Segment]) -> list[Segment]:
     """The time of each interval without that of the intervals nested in it, in order of time.
 
     >>> outer, inner = Segment(0, 10, "step"), Segment(2, 5, "unit")
-    >>> [tuple(part) for part in cut_nested([inner, outer])]
+    >>> [tuple(part) for part in flatten_nested([inner, outer])]
     [(0, 2, 'step'), (2, 5, 'unit'), (5, 10, 'step')]
     """
     parts: list[Segment] = []
@@ -41,7 +41,7 @@ def cut_nested(stretches: Iterable[Segment]) -> list[Segment]:
             go_to(open_ones[-1].end)
             open_ones.pop()
 
-    for one in sorted(stretches, key=lambda one: (one.start, -one.end)):
+    for one in sorted(intervals, key=lambda one: (one.start, -one.end)):
         close_until(one.start)
         go_to(one.start)
         now = one.start
@@ -52,20 +52,20 @@ def cut_nested(stretches: Iterable[Segment]) -> list[Segment]:
     return parts
 
 
-def find_at(parts: Sequence[Segment], time: float) -> Segment | None:
+def find_segment(parts: Sequence[Segment], time: float) -> Segment | None:
     """The segment that contains a moment; the segments are in order of time."""
     place = bisect_right(parts, time, key=lambda part: part.start) - 1
     return parts[place] if place >= 0 and time <= parts[place].end else None
 
 
-def measure_union(stretches: Iterable[Segment]) -> float:
+def measure_union(intervals: Iterable[Segment]) -> float:
     """The total time covered by at least one interval.
 
     >>> measure_union([Segment(0, 4, ""), Segment(2, 6, ""), Segment(8, 9, "")])
     7.0
     """
     total, end = 0.0, float("-inf")
-    for one in sorted(stretches):
+    for one in sorted(intervals):
         total += max(0.0, one.end - max(one.start, end))
         end = max(end, one.end)
     return total

@@ -4,7 +4,7 @@ import io
 from typing import Any
 
 from phalanx.profile.attribution import DATA, Attribution
-from phalanx.profile.step_table import StepTable, name_part
+from phalanx.profile.step_table import StepTable, describe_part
 from phalanx.profile.trace_file import join_neighbours
 from phalanx.units import format_plural
 
@@ -15,7 +15,7 @@ _ROW_INCHES, _MOST_INCHES = 0.22, 40.0
 _DOTS_PER_INCH = 110
 
 
-def draw_step(found: Attribution, table: StepTable) -> bytes:
+def draw_step(attribution: Attribution, table: StepTable) -> bytes:
     """The picture as the bytes of a PNG file."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -25,22 +25,22 @@ def draw_step(found: Attribution, table: StepTable) -> bytes:
     with matplotlib.rc_context({"font.size": 8, "text.color": _INK, "axes.labelcolor": _INK}):
         figure = Figure(figsize=(11, height), layout="constrained")
         axes = figure.subplots()
-        _paint(axes, found, rows)
-        _label(axes, table)
+        _draw_bars(axes, attribution, rows)
+        _label_axes(axes, table)
         file = io.BytesIO()
         figure.savefig(file, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": None})
     return file.getvalue()
 
 
-def _paint(axes: Any, found: Attribution, rows: list[str]) -> None:
+def _draw_bars(axes: Any, attribution: Attribution, rows: list[str]) -> None:
     """Draw a bar for each piece of work."""
-    host = [part for part in found.host if not found.device or part.label.part == DATA]
+    host = [part for part in attribution.host if not attribution.device or part.label.part == DATA]
     pieces = [(one.start, one.end, one.label) for one in host]
-    pieces += [(one.start, one.end, one.label) for one in found.device]
+    pieces += [(one.start, one.end, one.label) for one in attribution.device]
     bars: dict[str, list[tuple[int, float, float]]] = {phase: [] for phase in _COLOURS}
     for label, start, end in join_neighbours((row[2], row[0], row[1]) for row in sorted(pieces)):
-        place = rows.index(name_part(label.part))
-        bars[label.phase].append((place, (start - found.start) / 1000, (end - start) / 1000))
+        place = rows.index(describe_part(label.part))
+        bars[label.phase].append((place, (start - attribution.start) / 1000, (end - start) / 1000))
     for row in range(0, len(rows), 2):
         axes.axhspan(row - 0.5, row + 0.5, color=_STRIPE, lw=0)
     for phase, own in bars.items():
@@ -52,7 +52,7 @@ def _paint(axes: Any, found: Attribution, rows: list[str]) -> None:
             axes.barh(places, lengths, left=starts, height=0.7, fill=False, ec=colour, lw=0.4)
 
 
-def _label(axes: Any, table: StepTable) -> None:
+def _label_axes(axes: Any, table: StepTable) -> None:
     """Label the rows and the time axis."""
     names = [part.part for part in table.parts]
     axes.set_yticks(range(len(names)), names)

@@ -26,12 +26,12 @@ from phalanx.profile.attribution import (
     DATA,
     STEP,
     Label,
-    attribute,
+    attribute_events,
     list_pass_order,
     name_unit_range,
 )
 from phalanx.profile.step_drawing import draw_step
-from phalanx.profile.step_table import build_table
+from phalanx.profile.step_table import build_step_table
 from phalanx.profile.trace_file import compress_trace, read_trace
 from phalanx.ranges import RANGES
 
@@ -64,7 +64,7 @@ class ProfileSpec:
         return min(self.first_step + UNTIMED_STEPS + 1, self.total_steps)
 
     @property
-    def plain_step(self) -> int | None:
+    def uncaptured_step(self) -> int | None:
         """The last step before graphs are captured, if any are; it shows their units."""
         plain = self.first_step + (2 if self.passes == 1 else 1)
         return plain if self.graph and plain < self.step else None
@@ -78,7 +78,7 @@ class ProfileSpec:
 class StepProfiler:
     """Profiles one step of a loop; `attach` it to the loop's dependencies, `close` it at the end.
 
-    tell: called with the lines for the user.
+    say: called with the lines for the user.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class StepProfiler:
         spec: ProfileSpec,
         model: nn.Module,
         *,
-        tell: Callable[[str], None],
+        say: Callable[[str], None],
     ) -> None:
-        self._spec, self._model, self._tell = spec, model, tell
+        self._spec, self._model, self._say = spec, model, say
         self._device = next(model.parameters()).device
         self._profiler: profile | None = None
         self._step = spec.first_step  # the one whose images were requested last
@@ -101,8 +101,8 @@ class StepProfiler:
         """The same dependencies for the loop, with one step profiled."""
         return replace(
             deps,
-            batches_from=self._follow_batches(deps.batches_from),
-            train_step=self._follow_step(deps.train_step),
+            batches_from=self._profile_batches(deps.batches_from),
+            train_step=self._profile_step(deps.train_step),
             is_profiled=lambda step: step == self._spec.step,
         )
 
@@ -114,20 +114,20 @@ class StepProfiler:
             try:
                 profiler.stop()
             except Exception as problem:  # noqa: BLE001 - a profile, never the run
-                self._give_up(problem, outcome="there is none")
+                self._stop_after_failure(problem, outcome="there is none")
         for name in self._names_set:
             os.environ.pop(name, None)
         self._names_set.clear()
 
     # --- in the loop ---
 
-    def _follow_batches(
+    def _profile_batches(
         self, batches_from: Callable[[int], Iterator[Sequence[MicroBatch]]]
     ) -> Callable[[int], Iterator[Sequence[MicroBatch]]]:
         def follow(first: int) -> Iterator[Sequence[MicroBatch]]:
             batches = batches_from(first)
             for step in count(first + 1):
-                self._begin(step)
+                self._begin_step(step)
                 with RANGES(DATA):
                     passes = next(batches, None)
                 if passes is None:
@@ -136,34 +136,34 @@ class StepProfiler:
 
         return follow
 
-    def _follow_step(
+    def _profile_step(
         self, train_step: Callable[[Sequence[MicroBatch], float], Tensor]
     ) -> Callable[[Sequence[MicroBatch], float], Tensor]:
         def follow(passes: Sequence[MicroBatch], lr: float) -> Tensor:
             with RANGES(STEP):
                 metrics = train_step(passes, lr)
                 if RANGES.are_recorded:
-                    self._wait()
+                    self._wait_for_device()
             if RANGES.are_recorded:
-                self._end(self._step)
+                self._end_step(self._step)
             return metrics
 
         return follow
 
-    def _begin(self, step: int) -> None:
+    def _begin_step(self, step: int) -> None:
         """Start the profiler if this step or the next is to be profiled."""
         spec, self._step = self._spec, step
         try:
-            if step in (spec.step - 1, spec.step, spec.plain_step) and self._profiler is None:
-                self._start()  # warms up in the step before, if there is one
-            if step in (spec.step, spec.plain_step) and self._profiler is not None:
-                self._wait()  # earlier work is no part of it
+            if step in (spec.step - 1, spec.step, spec.uncaptured_step) and self._profiler is None:
+                self._start_profiler()  # warms up in the step before, if there is one
+            if step in (spec.step, spec.uncaptured_step) and self._profiler is not None:
+                self._wait_for_device()  # earlier work is no part of it
                 self._profiler.step()
                 self._name_ranges(True)
         except Exception as problem:  # noqa: BLE001 - a profile, never the run
-            self._give_up(problem)
+            self._stop_after_failure(problem)
 
-    def _start(self) -> None:
+    def _start_profiler(self) -> None:
         """Start a profiler that warms up; its next step counts."""
         for name, value in _ENVIRONMENT.items():
             if name not in os.environ:
@@ -181,7 +181,7 @@ class StepProfiler:
         )
         self._profiler.start()
 
-    def _wait(self) -> None:
+    def _wait_for_device(self) -> None:
         """Wait for the device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -202,7 +202,7 @@ class StepProfiler:
 
         self._model.__dict__["run_unit"] = run_named
 
-    def _end(self, step: int) -> None:
+    def _end_step(self, step: int) -> None:
         """Evaluate the profiled step, and write what was asked for."""
         profiler, self._profiler = self._profiler, None
         self._name_ranges(False)
@@ -212,17 +212,17 @@ class StepProfiler:
         try:
             profiler.stop()
             trace = read_trace(profiler)
-            if step == self._spec.plain_step:
-                found = attribute(trace["traceEvents"], self._units)
-                self._order = list_pass_order(found)
+            if step == self._spec.uncaptured_step:
+                attribution = attribute_events(trace["traceEvents"], self._units)
+                self._order = list_pass_order(attribution)
             else:
                 said = self._write(trace)
         except Exception as problem:  # noqa: BLE001 - a profile, never the run
-            self._give_up(problem)
+            self._stop_after_failure(problem)
         if said:  # outside the try: a console that cannot be written to does end a run
-            self._tell(said)
+            self._say(said)
 
-    def _give_up(
+    def _stop_after_failure(
         self, problem: Exception, *, outcome: str = "the run continues without it"
     ) -> None:
         """Report why there is no profile, and what follows from that."""
@@ -233,16 +233,16 @@ class StepProfiler:
                 profiler.stop()
         # without the hint: that is meant for a run that cannot continue
         reason = str(problem).partition("\n")[0].partition(";")[0] or type(problem).__name__
-        self._tell(f"note: profile: {reason}; {outcome}")
+        self._say(f"note: profile: {reason}; {outcome}")
 
     # --- files ---
 
     def _write(self, trace: dict[str, Any]) -> str:
         """Write the files; returns what to tell the user."""
         spec, folder = self._spec, self._spec.folder
-        found = attribute(trace["traceEvents"], self._units, self._order)
-        table = build_table(
-            found,
+        attribution = attribute_events(trace["traceEvents"], self._units, self._order)
+        table = build_step_table(
+            attribution,
             self._units,
             step=spec.step,
             images=spec.images,
@@ -256,9 +256,9 @@ class StepProfiler:
         write_atomically(folder / "summary.txt", "\n".join([*table.list_lines(), ""]))
         write_atomically(folder / "summary.json", json.dumps(table.facts(), indent=2))
         if spec.detail != "summary":
-            content = compress_trace(trace, found, title=spec.title)
+            content = compress_trace(trace, attribution, title=spec.title)
             write_atomically(folder / "trace.json.gz", content)
-        write_atomically(folder / "step.png", draw_step(found, table))
+        write_atomically(folder / "step.png", draw_step(attribution, table))
         last = f"profile: {table.describe()}; more in {folder}"
         return "\n".join([*table.list_lines(), "", last])
 

@@ -79,7 +79,13 @@ class StepTable:
             "backward": sum(part.backward_ms for part in self.parts),
         }
         for part in self.parts:
-            if part.part in ("update", EXCHANGE, name_part(DATA), name_part(_IDLE), BETWEEN):
+            if part.part in (
+                "update",
+                EXCHANGE,
+                describe_part(DATA),
+                describe_part(_IDLE),
+                BETWEEN,
+            ):
                 sums[part.part] = part.ms
         shares = (f"{name} {ms / self.ms:.0%}" for name, ms in sums.items())
         return f"step {self.step:,} took {self.ms:,.1f} ms: {', '.join(shares)}"
@@ -115,8 +121,8 @@ class StepTable:
         ]
 
 
-def build_table(
-    found: Attribution,
+def build_step_table(
+    attribution: Attribution,
     units: Sequence[str],
     *,
     step: int,
@@ -128,15 +134,15 @@ def build_table(
 
     device: the type of the training device.
     """
-    whole, on_device = found.end - found.start, bool(found.device)
+    whole, on_device = attribution.end - attribution.start, bool(attribution.device)
     times = _new_times()
-    work: Sequence[DeviceWork | Segment] = found.device or found.host
+    work: Sequence[DeviceWork | Segment] = attribution.device or attribution.host
     for piece in work:
-        times[piece.label.part][piece.label.phase] += piece.took
+        times[piece.label.part][piece.label.phase] += piece.duration_us
     if on_device:
-        waits = [part for part in found.host if part.label.part == DATA]
-        busy = [Segment(work.start, work.end, "") for work in found.device] + waits
-        times[DATA][""] = sum(part.took for part in waits)
+        waits = [part for part in attribution.host if part.label.part == DATA]
+        busy = [Segment(work.start, work.end, "") for work in attribution.device] + waits
+        times[DATA][""] = sum(part.duration_us for part in waits)
         times[_IDLE][""] = max(0.0, whole - measure_union(busy))
     order = [DATA, *units, *_AFTER_UNITS, *(name for name in times if name != OTHER), OTHER]
     names = [name for name in dict.fromkeys(order) if name in times]
@@ -148,8 +154,8 @@ def build_table(
         on_device=on_device,
         ms=whole / 1000,
         parts=tuple(parts),
-        kernels=tuple(_count_kernels(found)),
-        notes=tuple(_list_notes(found, device)),
+        kernels=tuple(_count_kernels(attribution)),
+        notes=tuple(_list_notes(attribution, device)),
     )
 
 
@@ -161,7 +167,7 @@ def _new_times() -> dict[str, dict[str, float]]:
 def _build_part(name: str, times: Mapping[str, float], whole: float, *, is_unit: bool) -> _PartTime:
     total = sum(times.values())
     return _PartTime(
-        part=name_part(name),
+        part=describe_part(name),
         is_unit=is_unit,
         forward_ms=times.get("forward", 0.0) / 1000,
         backward_ms=times.get("backward", 0.0) / 1000,
@@ -170,13 +176,13 @@ def _build_part(name: str, times: Mapping[str, float], whole: float, *, is_unit:
     )
 
 
-def _count_kernels(found: Attribution) -> list[_KernelTime]:
+def _count_kernels(attribution: Attribution) -> list[_KernelTime]:
     """Every kernel, or operation, the longest first."""
     times = _new_times()  # of each, by part
     calls: Counter[str] = Counter()
-    calls_made: Sequence[DeviceWork | Operation] = found.device or found.operations
+    calls_made: Sequence[DeviceWork | Operation] = attribution.device or attribution.operations
     for call in calls_made:
-        times[call.name][name_part(call.label.part)] += call.took
+        times[call.name][describe_part(call.label.part)] += call.duration_us
         calls[call.name] += 1
     total = sum(sum(own.values()) for own in times.values()) or 1.0
     rows = [
@@ -192,21 +198,21 @@ def _count_kernels(found: Attribution) -> list[_KernelTime]:
     return sorted(rows, key=lambda row: -row.ms)
 
 
-def _list_notes(found: Attribution, device: str) -> list[str]:
+def _list_notes(attribution: Attribution, device: str) -> list[str]:
     """What a reader must know about these figures."""
-    if device == "cuda" and not found.device:
+    if device == "cuda" and not attribution.device:
         return ["the driver gave no kernels: times are those of the host, which only launches them"]
-    replayed = sum(work.replayed for work in found.device)
+    replayed = sum(work.replayed for work in attribution.device)
     if not replayed:
         return []
     return [
         f"{replayed:,} kernels were replayed by CUDA graphs, which have no units of their own; "
-        f"{found.matched:.0%} of them were found, in the same order, in a pass that ran before "
-        "the graphs were captured, and have the units of that pass"
+        f"{attribution.matched:.0%} of them were found, in the same order, in a pass that ran "
+        "before the graphs were captured, and have the units of that pass"
     ]
 
 
-def name_part(part: str) -> str:
+def describe_part(part: str) -> str:
     """The name of a part, for readers."""
     return _WORDS.get(part, part)
 

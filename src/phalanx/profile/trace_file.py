@@ -25,25 +25,25 @@ def read_trace(profiler: profile) -> dict[str, Any]:
     return trace
 
 
-def compress_trace(trace: Mapping[str, Any], found: Attribution, *, title: str) -> bytes:
+def compress_trace(trace: Mapping[str, Any], attribution: Attribution, *, title: str) -> bytes:
     """The trace with the step by units, as the bytes of a .json.gz file."""
-    events = [*trace["traceEvents"], *_list_unit_events(found, title)]
+    events = [*trace["traceEvents"], *_list_unit_events(attribution, title)]
     text = json.dumps({**trace, "traceEvents": events}, separators=(",", ":"))
     return gzip.compress(text.encode(), compresslevel=_LEVEL, mtime=0)
 
 
-def _list_unit_events(found: Attribution, title: str) -> Iterator[dict[str, Any]]:
+def _list_unit_events(attribution: Attribution, title: str) -> Iterator[dict[str, Any]]:
     """Events of additional rows for the host and the GPU."""
     where = {"pid": _PROCESS, "tid": 0}
     yield {"ph": "M", "name": "process_name", **where, "args": {"name": title}}
     yield {"ph": "M", "name": "process_sort_index", **where, "args": {"sort_index": -1}}
     for row, name in _ROWS.items():
-        stretches = found.host if row == 1 else found.device
-        if stretches:
+        work = attribution.host if row == 1 else attribution.device
+        if work:
             named = {"ph": "M", "name": "thread_name", "pid": _PROCESS, "tid": row}
             yield {**named, "args": {"name": name}}
         # gaps between autograd's nodes are closed, so that a unit is one block
-        pieces = (piece for piece in stretches if piece.label.part != AROUND)
+        pieces = (piece for piece in work if piece.label.part != AROUND)
         for label, start, end in join_neighbours((one.label, one.start, one.end) for one in pieces):
             yield {
                 "ph": "X",

@@ -23,10 +23,10 @@ from rich.text import Text
 from phalanx.disk import disk_errors
 from phalanx.report.records import LogRow, ScoreRow
 from phalanx.report.terminal import (
-    clean,
-    clean_redirected_streams,
     defer_output_error,
     discard_output,
+    escape_redirected_streams,
+    escape_text,
     raw_stream,
 )
 from phalanx.units import format_count, format_plural, format_seconds
@@ -71,7 +71,7 @@ class Console:
                 get_renderable=self._draw,
             )
             self._live.start()
-            clean_redirected_streams()
+            escape_redirected_streams()
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -85,7 +85,7 @@ class Console:
     def print(self, text: str, *, style: str = "") -> None:
         """Print one or several lines."""
         for line in text.split("\n"):
-            printable = clean(line.expandtabs())
+            printable = escape_text(line.expandtabs())
             self._append_to_log(printable)
             self._print_line(printable, style)
 

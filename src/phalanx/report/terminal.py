@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from phalanx.errors import DiskError
-from phalanx.escapes import clean, clean_name
+from phalanx.escapes import escape_name, escape_text
 
 __all__ = [
     "OutputClosed",
-    "clean",
-    "clean_name",
-    "clean_output",
-    "clean_redirected_streams",
     "discard_output",
     "drawing_stream",
+    "escape_name",
+    "escape_output",
+    "escape_redirected_streams",
+    "escape_text",
     "raw_stream",
 ]
 
@@ -47,7 +47,7 @@ class _OutputStream:
     def write(self, text: str) -> int:
         """Write text; returns its length."""
         try:
-            self.stream.write(clean(text) if self._cleans else text)
+            self.stream.write(escape_text(text) if self._cleans else text)
         except OSError as cause:
             self._fail(cause)
         return len(text)
@@ -104,14 +104,14 @@ def raw_stream(stream: TextIO) -> TextIO:
     return stream.stream if isinstance(stream, _OutputStream) else stream
 
 
-def clean_redirected_streams() -> None:
+def escape_redirected_streams() -> None:
     """Clean what a live display has redirected to itself; it restores the earlier streams."""
     sys.stdout = cast(TextIO, _OutputStream(sys.stdout, required=False))
     sys.stderr = cast(TextIO, _OutputStream(sys.stderr, required=False))
 
 
 @contextmanager
-def clean_output() -> Iterator[None]:
+def escape_output() -> Iterator[None]:
     """Context in which all output is cleaned, and printable in the terminal's encoding."""
     _reopen_closed()
     before = sys.stdout, sys.stderr

@@ -6,19 +6,19 @@ from itertools import chain, islice
 from pathlib import Path
 
 from phalanx.assemble.dataset_summary import (
-    MADE_UP,
-    fit_settings,
+    RANDOM_DATASETS,
+    adapt_settings,
     plan_settings,
-    summarise_made_up,
     summarise_published,
+    summarise_random_dataset,
 )
-from phalanx.assemble.find_data import read_with_data
+from phalanx.assemble.find_data import read_settings_with_data
 from phalanx.catalog.plugins import refuse_unnamed_plugins
 from phalanx.config.presets import find_preset
 from phalanx.config.read import Settings
 from phalanx.config.text import parse_option_text
 from phalanx.errors import ConfigError, join_problems
-from phalanx.plan.plan import validation_rate
+from phalanx.plan.plan import find_validation_rate
 from phalanx.sweep.file import SweepFileReader
 from phalanx.sweep.schema import (
     PLUGIN,
@@ -67,7 +67,7 @@ def _check_values(sweep: SweepFile, path: Path) -> list[str]:
     known: dict[str, str] = {}
     for values in islice(points, _MOST_POINTS):
         try:
-            settings = read_with_data(
+            settings = read_settings_with_data(
                 sweep.preset_for(values), {**known, **sweep.flags_for(values)}
             )
             _refuse_impossible(settings)
@@ -96,10 +96,10 @@ def _refuse_impossible(settings: Settings) -> None:
     if settings.missing:
         raise ConfigError(settings.missing)
     config = settings.config
-    made_up = config.data.data in MADE_UP
-    dataset = summarise_made_up(config) if made_up else summarise_published(config)
+    is_random = config.data.data in RANDOM_DATASETS
+    dataset = summarise_random_dataset(config) if is_random else summarise_published(config)
     if dataset is not None and config.data.data_dir is None:
-        plan_settings(fit_settings(settings, dataset.counts), dataset.counts)
+        plan_settings(adapt_settings(settings, dataset.counts), dataset.counts)
 
 
 def _find_data(settings: Settings, sweep: SweepFile) -> dict[str, str]:
@@ -128,7 +128,7 @@ def _check_scores(settings: Settings, sweep: SweepFile, path: Path) -> Iterator[
     after = train.validation and train.validation_mode == "after"
     names = ("validation", "validation-mode", "validation-frequency")
     where = next((sweep.locations[name] for name in names if name in sweep.locations), str(path))
-    if not after and validation_rate(settings.config) == 0:
+    if not after and find_validation_rate(settings.config) == 0:
         yield f"{where}: a sweep compares validation scores, and there are none; leave it out"
     if after and sweep.prune != "none":
         yield (

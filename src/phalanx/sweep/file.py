@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from phalanx.config.read import run_name
+from phalanx.config.read import choose_run_name
 from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.config.text import (
     YamlEntry,
@@ -73,7 +73,7 @@ class SweepFileReader:
             return None
         return SweepFile(
             **{**dict(settings), "trials": trials},
-            name=run_name(self.path.name),
+            name=choose_run_name(self.path.name),
             text=self.path.read_text(encoding="utf-8"),
             options=options,
             search=search,

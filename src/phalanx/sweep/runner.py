@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
-from phalanx.catalog.plugins import format_plugin_flag, loaded_plugins
+from phalanx.catalog.plugins import format_plugin_flag, list_loaded_plugins
 from phalanx.disk import file_lock, remove_dead_parts, write_atomically
 from phalanx.errors import (
     EXIT_LEFT_AT_ONCE,
@@ -27,7 +27,7 @@ from phalanx.errors import (
 )
 from phalanx.report.folder import is_run_folder, open_run
 from phalanx.report.report_page import write_report
-from phalanx.signals import StopRequest, listening
+from phalanx.signals import StopRequest, listen_for_signals
 from phalanx.sweep.page import render_page
 from phalanx.sweep.process import (
     TrialProcess,
@@ -82,7 +82,7 @@ def run_sweep(folder: Path, sweep: SweepFile, output: SweepOutput) -> SweepState
             load_sweep(folder, sweep) if is_sweep_folder(folder) else create_sweep(folder, sweep)
         )
         runner = _TrialRunner(output)
-        with listening(runner.stop, leave=runner.kill):
+        with listen_for_signals(runner.stop, leave=runner.kill):
             state = _run_trials(state, runner)
         _write_page(state)
     return state
@@ -118,7 +118,7 @@ def _make_stop(state: SweepState) -> Stopped:
 
 def _resume_command(state: SweepState) -> str:
     """The command that continues the sweep."""
-    return f"phalanx sweep --resume {state.folder}{format_plugin_flag(loaded_plugins())}"
+    return f"phalanx sweep --resume {state.folder}{format_plugin_flag(list_loaded_plugins())}"
 
 
 def _refuse_common_mistake(state: SweepState) -> None:

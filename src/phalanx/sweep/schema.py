@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from phalanx.catalog.plugins import loaded_plugins
+from phalanx.catalog.plugins import list_loaded_plugins
 
 _Value = str | int | float
 Values = dict[str, _Value]  # of one trial, by option; values from a list are text
@@ -183,7 +183,7 @@ class SweepFile(SweepSettings):
 
     def flags_for(self, values: Values) -> dict[str, str]:
         """The options of a trial as flags, with the plugins that this process was given."""
-        allowed = {PLUGIN: names} if (names := loaded_plugins()) else {}
+        allowed = {PLUGIN: names} if (names := list_loaded_plugins()) else {}
         drawn = {name: format_flag(value) for name, value in values.items() if name != PRESET}
         return {**allowed, **self.options, **drawn}
 

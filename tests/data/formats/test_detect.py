@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from phalanx.assemble.find_data import read_with_data
+from phalanx.assemble.find_data import read_settings_with_data
 from phalanx.data.formats.detect import detect_datasets
 from phalanx.data.formats.sources import DATA_FORMATS
 from phalanx.errors import ConfigError, DataError
@@ -111,7 +111,7 @@ def test_several_findings_are_listed_with_the_way_to_choose(tmp_path):
     write_images(tmp_path / "pets", "cat", "dog")
     write_files(tmp_path / "ten", "data_batch_1.bin")
     with pytest.raises(ConfigError) as caught:
-        read_with_data(None, {"data-dir": str(tmp_path)})
+        read_settings_with_data(None, {"data-dir": str(tmp_path)})
     text = str(caught.value)
     assert "there are several datasets here" in text
     assert f"--data folder --data-dir {tmp_path / 'pets'} " in text
@@ -131,11 +131,11 @@ def test_nothing_found_and_nothing_there_are_mistakes(tmp_path):
 def test_imagenet_as_it_is_handed_out_is_to_be_built_first(tmp_path, preset):
     write_files(tmp_path, "ILSVRC2012_img_train.tar")
     with pytest.raises(DataError, match=r"imagenet-official as it is distributed.*data build"):
-        read_with_data(preset, {"data-dir": str(tmp_path)})
+        read_settings_with_data(preset, {"data-dir": str(tmp_path)})
 
 
 def test_what_is_handed_out_does_not_hide_what_was_built_of_it(tmp_path):
     write_files(tmp_path / "archives", "ILSVRC2012_img_train.tar")
     write_files(tmp_path / "built", "train.phx", "valid.phx")
-    data = read_with_data("imagenet-resnet50", {"data-dir": str(tmp_path)}).config.data
+    data = read_settings_with_data("imagenet-resnet50", {"data-dir": str(tmp_path)}).config.data
     assert (data.data, data.data_dir) == ("packed", str(tmp_path / "built"))

@@ -22,7 +22,7 @@ from phalanx.data.loading.cache import open_caches
 from phalanx.data.loading.opened_rows import fill_slot
 from phalanx.data.loading.reader import BatchRequest, InputSpec, Reader
 from phalanx.errors import UserError
-from phalanx.escapes import clean_worker_stderr
+from phalanx.escapes import escape_worker_stderr
 
 
 class _LoaderWorker:
@@ -78,7 +78,7 @@ def _read_tasks(tasks: "queue.Queue[str]") -> None:
 
 def main() -> None:
     """Carry out tasks until stdin is closed."""
-    clean_worker_stderr()
+    escape_worker_stderr()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a stopping parent still finishes its step
     # a bug is reported to the parent, which shows the traceback

@@ -43,7 +43,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass
-class LaunchWords:
+class LaunchArguments:
     """A parsed command line of launch."""
 
     own: list[str] = field(default_factory=list)  # its own options, by their current names
@@ -56,34 +56,34 @@ class LaunchWords:
     notes: list[str] = field(default_factory=list)
 
 
-def split_words(words: Sequence[str], environment: Mapping[str, str]) -> LaunchWords:
+def parse_launch_arguments(words: Sequence[str], environment: Mapping[str, str]) -> LaunchArguments:
     """The parsed arguments; older ones are replaced, or dropped with a note."""
     if "--" not in words:
         raise ConfigError(_describe_missing_command(words))
     middle = list(words).index("--")
-    found = LaunchWords(command=tuple(words[middle + 1 :]))
+    parsed = LaunchArguments(command=tuple(words[middle + 1 :]))
     rest = list(words[:middle])
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
         if name in ("-x", "--mca") or (name.startswith("-x") and not name.startswith("--")):
-            _read_mpi_word(found, word, rest, environment)
+            _read_mpi_word(parsed, word, rest, environment)
         elif name in _MPI_ARGS:
-            _read_mpi_args(found, name, value if equals else _take(rest, name), environment)
+            _read_mpi_args(parsed, name, value if equals else _take(rest, name), environment)
         elif name == "--ssh-args":  # whose value looks like an option
-            found.own.append(f"{name}={value if equals else _take(rest, name)}")
+            parsed.own.append(f"{name}={value if equals else _take(rest, name)}")
         elif name == "--allow-run-as-root":
-            found.mpi_args.append(name)
+            parsed.mpi_args.append(name)
         elif name == _TIMEOUT:
-            _take_timeout(found, name, value if equals else _take(rest, name))
+            _take_timeout(parsed, name, value if equals else _take(rest, name))
         elif name in _WITHOUT_MEANING:
             if not equals and rest and not rest[0].startswith("-"):
                 word += f" {rest.pop(0)}"
             reason = _WITHOUT_MEANING[name]
-            found.notes.append(f"{word}: has no meaning here and was left out ({reason})")
+            parsed.notes.append(f"{word}: has no meaning here and was left out ({reason})")
         else:
-            found.own.append(_SPELLINGS.get(name, name) + equals + value)
-    return found
+            parsed.own.append(_SPELLINGS.get(name, name) + equals + value)
+    return parsed
 
 
 def _describe_missing_command(words: Sequence[str]) -> str:
@@ -104,7 +104,7 @@ def _take(rest: list[str], name: str) -> str:
 
 
 def _read_mpi_args(
-    found: LaunchWords, name: str, text: str, environment: Mapping[str, str]
+    parsed: LaunchArguments, name: str, text: str, environment: Mapping[str, str]
 ) -> None:
     """Parse what the older launcher forwarded to mpirun, given as one argument."""
     try:
@@ -112,29 +112,29 @@ def _read_mpi_args(
     except ValueError as error:
         raise ConfigError(f"{name}: {error} in {text!r}") from None
     while rest:
-        _read_mpi_word(found, rest.pop(0), rest, environment)
+        _read_mpi_word(parsed, rest.pop(0), rest, environment)
 
 
 def _read_mpi_word(
-    found: LaunchWords, word: str, rest: list[str], environment: Mapping[str, str]
+    parsed: LaunchArguments, word: str, rest: list[str], environment: Mapping[str, str]
 ) -> None:
     """Parse one of mpirun's options with its values."""
     if word == "--tag-output":
-        found.tag_output = True
+        parsed.tag_output = True
     elif word.startswith("-x"):
-        _add_variable(found, word[2:].lstrip("=") or _take(rest, "-x"), environment)
+        _add_variable(parsed, word[2:].lstrip("=") or _take(rest, "-x"), environment)
     elif word == "--mca":
         key = _take(rest, word)
         value = _take(rest, f"{word} {key}")
         if key in _INTERFACES:
-            found.interface = value
+            parsed.interface = value
         else:
-            found.mpi_args += [word, key, value]
+            parsed.mpi_args += [word, key, value]
     else:
-        found.mpi_args.append(word)
+        parsed.mpi_args.append(word)
 
 
-def _add_variable(found: LaunchWords, text: str, environment: Mapping[str, str]) -> None:
+def _add_variable(parsed: LaunchArguments, text: str, environment: Mapping[str, str]) -> None:
     """A variable for the ranks: NAME as it is here, or NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not _NAME.fullmatch(name):
@@ -142,13 +142,13 @@ def _add_variable(found: LaunchWords, text: str, environment: Mapping[str, str])
             f"-x {text}: expected NAME or NAME=VALUE, with a name of letters, digits and _"
         )
     if name == _TIMEOUT_VARIABLE and equals:
-        _take_timeout(found, f"-x {name}", value)
+        _take_timeout(parsed, f"-x {name}", value)
     elif equals or name in environment:
-        found.variables[name] = value if equals else environment[name]
+        parsed.variables[name] = value if equals else environment[name]
     else:
-        found.notes.append(f"-x {name}: is not set here and was left out")
+        parsed.notes.append(f"-x {name}: is not set here and was left out")
 
 
-def _take_timeout(found: LaunchWords, name: str, value: str) -> None:
-    found.timeout = value
-    found.notes.append(f"{name} {value}: taken as --rank-timeout {value}")
+def _take_timeout(parsed: LaunchArguments, name: str, value: str) -> None:
+    parsed.timeout = value
+    parsed.notes.append(f"{name} {value}: taken as --rank-timeout {value}")

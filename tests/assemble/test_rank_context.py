@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.assemble.place import Place
-from phalanx.engine.state import TrainState, sum_bits
+from phalanx.assemble.rank_context import RankContext
+from phalanx.engine.state import TrainState, checksum_weights
 from phalanx.errors import NetworkError
 from phalanx.plan.layout import Layout
 from phalanx.plan.plan import Plan
@@ -28,34 +28,34 @@ def state_of(model: nn.Module) -> TrainState:
 
 def test_weights_that_drift_apart_are_found_before_they_are_saved():
     model = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
-    ours = sum_bits(model)
-    Place(Layout(2, 2), Neighbours(answers=[ours])).refuse_drift(state_of(model))
+    ours = checksum_weights(model)
+    RankContext(Layout(2, 2), Neighbours(answers=[ours])).refuse_drift(state_of(model))
     with torch.no_grad():
         model.weight[0, 0, 0, 0] += 1e-6
-    assert sum_bits(model) != ours
+    assert checksum_weights(model) != ours
     with pytest.raises(NetworkError, match="step 7: the weights of rank 1 differ"):
-        Place(Layout(2, 2), Neighbours(answers=[ours])).refuse_drift(state_of(model))
+        RankContext(Layout(2, 2), Neighbours(answers=[ours])).refuse_drift(state_of(model))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_every_type_of_weights_has_a_checksum(dtype):
     model = nn.Linear(5, 4).to(dtype)
-    before = sum_bits(model)
+    before = checksum_weights(model)
     with torch.no_grad():
         model.bias[0].neg_()
-    assert sum_bits(model) != before
+    assert checksum_weights(model) != before
 
 
 def test_rows_of_passes_are_found_among_the_images_of_the_step():
     plan = object.__new__(Plan)
     object.__setattr__(plan, "micro_batch", 2)
     object.__setattr__(plan, "accumulation", 2)
-    alone = Place(Layout(replicas=1))
-    assert alone.locate(range(4), plan) == (0, 1, 2, 3)
+    alone = RankContext(Layout(replicas=1))
+    assert alone.find_step_indices(range(4), plan) == (0, 1, 2, 3)
     # replica 0 has slices 0 and 3, replica 1 slices 1 and 4, replica 2 slices 2 and 5
-    folded = Place(Layout(replicas=3))
-    assert folded.locate(range(12), plan) == (0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11)
-    side_by_side = Place(Layout(replicas=2, bn_span=2))
-    assert side_by_side.locate(range(8), plan) == tuple(range(8))
-    second = Place(Layout(replicas=3, ranks=2), Neighbours(rank=1))
-    assert second.locate([0, 3], plan) == (2, 9)
+    folded = RankContext(Layout(replicas=3))
+    assert folded.find_step_indices(range(12), plan) == (0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11)
+    side_by_side = RankContext(Layout(replicas=2, bn_span=2))
+    assert side_by_side.find_step_indices(range(8), plan) == tuple(range(8))
+    second = RankContext(Layout(replicas=3, ranks=2), Neighbours(rank=1))
+    assert second.find_step_indices([0, 3], plan) == (2, 9)

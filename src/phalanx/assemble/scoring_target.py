@@ -7,12 +7,12 @@ from typing import Any
 
 from phalanx.assemble.dataset_summary import (
     DatasetSummary,
+    adapt_settings,
     choose_normalization,
-    fit_settings,
     inspect_dataset,
-    inspect_or_recall,
+    summarise_dataset,
 )
-from phalanx.assemble.find_data import infer_data, make_up_data, read_with_data
+from phalanx.assemble.find_data import infer_data_flags, read_settings_with_data, use_random_data
 from phalanx.assemble.prepare import StartingPoint
 from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.config.fields import match_case
@@ -22,10 +22,10 @@ from phalanx.data.transforms.transform import CENTRE_CROP_FRACTION
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
     find_best_step,
-    kept_checkpoints,
     list_checkpoints,
+    list_checkpoints_by_step,
+    parse_step,
     read_facts,
-    step_in_name,
 )
 from phalanx.errors import CheckpointError, ConfigError, suggest
 from phalanx.plan.averaging import count_consecutive
@@ -51,7 +51,7 @@ def find_checkpoint(path: Path) -> Path:
     """The checkpoint that a path stands for: itself, or the newest one of a run."""
     if _is_checkpoint(path):
         return path.resolve()
-    kept = _list_kept(open_run(path))
+    kept = _list_kept_checkpoints(open_run(path))
     return kept[max(kept)]
 
 
@@ -63,9 +63,9 @@ def _is_live_average(path: Path) -> bool:
     return path.name == AVERAGE_WEIGHTS and path.is_file()
 
 
-def _list_kept(run: RunFolder) -> dict[int, Path]:
+def _list_kept_checkpoints(run: RunFolder) -> dict[int, Path]:
     """The checkpoints of a run by their steps; CheckpointError if it has none."""
-    kept = kept_checkpoints(run.checkpoints)
+    kept = list_checkpoints_by_step(run.checkpoints)
     if kept:
         return kept
     if not run.summary.exists():
@@ -92,7 +92,7 @@ def choose_checkpoint(path: Path, wanted: str | None = None) -> tuple[Path, str]
             )
         return path, ""
     run = open_run(path)
-    kept = _list_kept(run)
+    kept = _list_kept_checkpoints(run)
     newest = max(kept)
     if which == _LAST:
         return kept[newest], f"step {newest:,}, the newest checkpoint"
@@ -150,10 +150,12 @@ def read_checkpoint(
     start = StartingPoint(
         checkpoint=checkpoint, facts=facts, use="score average" if averaged else "score"
     )
-    return ScorableCheckpoint(start=start, settings=fit_scoring(settings), choice=choice)
+    return ScorableCheckpoint(
+        start=start, settings=adapt_settings_to_scoring(settings), choice=choice
+    )
 
 
-def fit_scoring(settings: Settings) -> Settings:
+def adapt_settings_to_scoring(settings: Settings) -> Settings:
     """The settings of a training run for scoring: on the devices that this command names."""
     config = settings.config
     asked = config.machine.devices if settings.origins.get("devices") == "flag" else None
@@ -186,9 +188,9 @@ def read_target(target: str, flags: Mapping[str, str], *, wanted: str | None = N
 
     wanted: which checkpoint of a run, as for `choose_checkpoint`.
     """
-    settings = read_untrained(target, flags)
+    settings = read_untrained_settings(target, flags)
     if settings is None:
-        refuse_no_path(target)
+        refuse_missing_path(target)
         return read_checkpoint(Path(target), flags, wanted=wanted)
     if wanted is not None:
         raise ConfigError(
@@ -198,7 +200,7 @@ def read_target(target: str, flags: Mapping[str, str], *, wanted: str | None = N
     return settings
 
 
-def read_untrained(target: str, flags: Mapping[str, str]) -> Settings | None:
+def read_untrained_settings(target: str, flags: Mapping[str, str]) -> Settings | None:
     """The settings of a preset, a YAML file or a model by name; None if it is none of them.
 
     A folder of that name takes precedence. For the name of a model, no preset is applied.
@@ -214,14 +216,14 @@ def read_untrained(target: str, flags: Mapping[str, str]) -> Settings | None:
                 f"--model {given['model']}: the model is {target} already; give only one"
             )
         problems: list[str] = []
-        layer = read_flags({**given, **infer_data(given)}, problems)
+        layer = read_flags({**given, **infer_data_flags(given)}, problems)
         return merge_layers([layer], problems, name=target)
     if target.endswith((".yaml", ".yml")) or is_preset(target):
-        return read_with_data(target, given)
+        return read_settings_with_data(target, given)
     return None
 
 
-def refuse_no_path(target: str) -> None:
+def refuse_missing_path(target: str) -> None:
     """Raise CheckpointError if a target is not a path either, or is a file of weights."""
     path = Path(target)
     if not path.exists() and "/" not in target:
@@ -271,10 +273,10 @@ def plan_checkpoint(checkpoint: ScorableCheckpoint) -> Plan:
     )
     settings = checkpoint.settings
     machine = choose_scoring_machine(settings.config)
-    return make_plan(settings.config, counts, machine, typed=settings.typed)
+    return make_plan(settings.config, counts, machine, user_options=settings.user_options)
 
 
-def plan_untrained(
+def plan_untrained_model(
     settings: Settings, *, without_data: bool = False
 ) -> tuple[Plan, DatasetSummary]:
     """The plan for scoring a config's untrained model, and its data.
@@ -282,16 +284,16 @@ def plan_untrained(
     without_data: if no folder is named, the catalog's facts about the dataset are used.
     """
     config = settings.config
-    dataset = inspect_or_recall(config) if without_data else inspect_dataset(config)
-    fitted = fit_settings(fit_scoring(settings), dataset.counts)
+    dataset = summarise_dataset(config) if without_data else inspect_dataset(config)
+    adapted = adapt_settings(adapt_settings_to_scoring(settings), dataset.counts)
     plan = make_plan(
-        fitted.config,
+        adapted.config,
         dataset.counts,
-        choose_scoring_machine(fitted.config),
-        places=fitted.places,
-        typed=fitted.typed,
+        choose_scoring_machine(adapted.config),
+        locations=adapted.locations,
+        user_options=adapted.user_options,
     )
-    return replace(plan, warnings=(*fitted.notes, *plan.warnings)), dataset
+    return replace(plan, warnings=(*adapted.notes, *plan.warnings)), dataset
 
 
 Target = ScorableCheckpoint | Settings  # what can be scored
@@ -302,22 +304,24 @@ def get_settings(target: Target) -> Settings:
     return target if isinstance(target, Settings) else target.settings
 
 
-def make_up_target(target: Target, kind: str) -> Target:
+def use_random_target_data(target: Target, kind: str) -> Target:
     """The target, to be scored on noise: synthetic on the device, generated on the host."""
-    settings = make_up_data(get_settings(target), kind)
+    settings = use_random_data(get_settings(target), kind)
     return settings if isinstance(target, Settings) else replace(target, settings=settings)
 
 
 def plan_target(target: Target) -> Plan:
     """The plan for scoring a target."""
-    return plan_untrained(target)[0] if isinstance(target, Settings) else plan_checkpoint(target)
+    return (
+        plan_untrained_model(target)[0] if isinstance(target, Settings) else plan_checkpoint(target)
+    )
 
 
-def list_consecutive(folder: Path, newest: ScorableCheckpoint) -> list[Path]:
+def list_consecutive_checkpoints(folder: Path, newest: ScorableCheckpoint) -> list[Path]:
     """The newest checkpoints without a gap between them, oldest first.
 
     The best one may be older and is then left out: an average must be over consecutive ones.
     """
     found = list_checkpoints(folder)
     save = plan_checkpoint(newest).save
-    return found[-count_consecutive([step_in_name(path) for path in found], save) :]
+    return found[-count_consecutive([parse_step(path) for path in found], save) :]

@@ -1,4 +1,4 @@
-"""The place of this process in a run: its rank, its share of the work, the other ranks."""
+"""A rank of a run: its stage, its share of the work, how it reaches the others, its passes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,16 +10,16 @@ import torch.distributed as dist
 from torch import nn
 
 from phalanx.assemble.prepare import PreparedRun
-from phalanx.assemble.rank_launch import find_way_on
+from phalanx.assemble.rank_launch import find_resume_command
 from phalanx.engine.captured_pass import CapturedPass
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.replica_statistics import ReplicaStatistics
 from phalanx.engine.replicas import build_replica_passes, build_turn
 from phalanx.engine.stages import build_stage_turn
-from phalanx.engine.state import TrainState, sum_bits
+from phalanx.engine.state import TrainState, checksum_weights
 from phalanx.engine.step import (
     ForwardBackward,
-    JoinNorms,
+    GatherNorms,
     PassParts,
     RunPass,
     StepOptions,
@@ -27,7 +27,7 @@ from phalanx.engine.step import (
     build_pass,
 )
 from phalanx.errors import NetworkError
-from phalanx.parallel.gradients import LocalSum, OrderedSum, ReducedSum, StageSum
+from phalanx.parallel.gradients import DdpSum, GroupSum, LocalSum, OrderedSum
 from phalanx.parallel.ranks import Ranks
 from phalanx.parallel.stage_links import StageLinks, StageNorms
 from phalanx.parallel.sync_norm import synchronise_norms
@@ -41,7 +41,7 @@ _SPANS_SHOWN = 4
 
 
 @dataclass(frozen=True)
-class Place:
+class RankContext:
     """One rank of a layout; without ranks, the single process of a run."""
 
     layout: Layout
@@ -71,7 +71,7 @@ class Place:
         """The stage of the model that it has; None if it has the whole model."""
         return None if self.links is None else self.links.stage
 
-    def reads(self, *, scoring: bool = False) -> bool:
+    def reads_images(self, *, scoring: bool = False) -> bool:
         """Whether this process reads images; later stages get the outputs of earlier ones."""
         in_stages = self.scores_in_stages if scoring else self.links is not None
         return self.links is None or self.links.is_first or not in_stages
@@ -101,7 +101,7 @@ class Place:
         """Raise NetworkError if the weights of ranks, which make the same updates, differ."""
         if self.ranks is None:
             return
-        sums, stages = self.gather(sum_bits(state.model)), self.layout.stages
+        sums, stages = self.gather(checksum_weights(state.model)), self.layout.stages
         for rank, bits in enumerate(sums):
             first = rank % stages  # the same stage of the first pipeline
             if bits != sums[first]:
@@ -111,7 +111,7 @@ class Place:
                     "resume without it"
                 )
 
-    def locate(self, rows: Sequence[int], plan: Plan) -> tuple[int, ...]:
+    def find_step_indices(self, rows: Sequence[int], plan: Plan) -> tuple[int, ...]:
         """The indices within the step, from 0, of rows in the order of this process's passes."""
         slices, size = self._list_slices(plan.accumulation), plan.micro_batch
         return tuple(slices[row // size] * size + row % size for row in rows)
@@ -127,19 +127,21 @@ class Place:
         ]
 
 
-def find_place(plan: Plan, ranks: Ranks | None, *, scores_in_stages: bool = False) -> Place:
-    """The place among these ranks; if None, one process runs all replicas of the plan."""
+def build_rank_context(
+    plan: Plan, ranks: Ranks | None, *, scores_in_stages: bool = False
+) -> RankContext:
+    """The context of this rank; without ranks, one process runs all replicas of the plan."""
     if ranks is None:
-        return Place(replace(plan.layout, ranks=1, stages=1))
+        return RankContext(replace(plan.layout, ranks=1, stages=1))
     links = ranks.link_stages(plan.layout)
-    return Place(plan.layout, ranks, links, scores_in_stages and links is not None)
+    return RankContext(plan.layout, ranks, links, scores_in_stages and links is not None)
 
 
 def build_step_passes(
     model: nn.Module,
     options: StepOptions,
     plan: Plan,
-    place: Place,
+    context: RankContext,
     *,
     bucket_mib: float,
     statistics: Callable[[], ReplicaStatistics | None],
@@ -149,26 +151,26 @@ def build_step_passes(
     Whatever wraps the model is made here and seen only by the step: the state and checkpoints
     hold the bare model.
     """
-    layout, images = place.layout, plan.global_batch
-    if place.ranks is None and layout.replicas == 1:
+    layout, images = context.layout, plan.global_batch
+    if context.ranks is None and layout.replicas == 1:
         run_pass = _build_pass(model, options, plan)
         return build_forward_backward(run_pass, global_batch=images)
     for members in layout.span_groups:
         group = dist.new_group(list(members))
-        if place.rank in members:
+        if context.rank in members:
             synchronise_norms(model, group)
-    gradients = _build_sum(model, plan, place, bucket_mib)
-    if place.links is None:
+    gradients = _build_gradient_sum(model, plan, context, bucket_mib)
+    if context.links is None:
         run_turn = build_turn(_build_pass(gradients.model, options, plan), gradients)
     else:
         parts = PassParts(model, options, global_batch=images)
         assert plan.pipeline is not None
-        run_turn = build_stage_turn(parts, place.links, plan.pipeline.order)
+        run_turn = build_stage_turn(parts, context.links, plan.pipeline.order)
     return build_replica_passes(
         run_turn,
         gradients,
         layout,
-        rank=place.rank,
+        rank=context.rank,
         global_batch=images,
         statistics=statistics,
     )
@@ -184,44 +186,46 @@ def _build_pass(model: nn.Module, options: StepOptions, plan: Plan) -> RunPass:
     return build_pass(model, options, global_batch=images)
 
 
-def _build_sum(model: nn.Module, plan: Plan, place: Place, bucket_mib: float) -> LocalSum:
+def _build_gradient_sum(
+    model: nn.Module, plan: Plan, context: RankContext, bucket_mib: float
+) -> LocalSum:
     """How gradients are summed over the ranks that have the same stage of the model."""
-    pipelines, links = place.layout.pipelines, place.links
+    pipelines, links = context.layout.pipelines, context.links
     if plan.determinism == "strict":
         group = links.peers if links else None
         return OrderedSum(model, bucket_mib=bucket_mib, ranks=pipelines, group=group)
     if links is not None and pipelines > 1:
-        return StageSum(model, bucket_mib=bucket_mib, group=links.peers)
-    if place.ranks is not None and links is None:
+        return GroupSum(model, bucket_mib=bucket_mib, group=links.peers)
+    if context.ranks is not None and links is None:
         if plan.acceleration.graph:  # a replayed pass ends before any gradients are sent
-            return StageSum(model, bucket_mib=bucket_mib, group=None)
-        return ReducedSum(model, bucket_mib=bucket_mib)
+            return GroupSum(model, bucket_mib=bucket_mib, group=None)
+        return DdpSum(model, bucket_mib=bucket_mib)
     return LocalSum(model)
 
 
-def build_norm_joiner(place: Place, optimizer: torch.optim.Optimizer) -> JoinNorms:
+def build_norm_gatherer(context: RankContext, optimizer: torch.optim.Optimizer) -> GatherNorms:
     """A function that returns the gradient norms of the whole model; call after a first pass."""
-    if place.links is None:
+    if context.links is None:
         return lambda norms: norms
     counts = [
         sum(weight.grad is not None for weight in group["params"])
         for group in optimizer.param_groups
     ]
-    return StageNorms(place.links, counts)
+    return StageNorms(context.links, counts)
 
 
 def build_watchdog(
-    place: Place, prepared: PreparedRun, steps_done: Callable[[], int]
+    context: RankContext, prepared: PreparedRun, steps_done: Callable[[], int]
 ) -> Watchdog | None:
     """A watchdog that ends a rank which waits too long for others, and reports where it was."""
-    plan, ranks = prepared.plan, place.ranks
+    plan, ranks = prepared.plan, context.ranks
     if ranks is None:
         return None
 
     def describe() -> str:
         # name the whole step's images: a rank that hangs cannot report its own
         done, size, images = steps_done(), plan.micro_batch, plan.global_batch
-        slices = place.train_share.slices(images // size)
+        slices = context.train_share.slices(images // size)
         starts = [done * images + number * size for number in slices]
         shown = ", ".join(f"{at:,} to {at + size - 1:,}" for at in starts[:_SPANS_SHOWN])
         more = ", ..." if len(starts) > _SPANS_SHOWN else ""
@@ -230,7 +234,7 @@ def build_watchdog(
             f"the step's {done * images:,} to {(done + 1) * images - 1:,}"
         )
 
-    report = prepared.run.path / f"hang-rank-{place.rank}.txt"
+    report = prepared.run.path / f"hang-rank-{context.rank}.txt"
     seconds = prepared.config.machine.rank_timeout
     return Watchdog(
         seconds,
@@ -238,12 +242,12 @@ def build_watchdog(
         rank=ranks.rank,
         ranks=ranks.size,
         report=report,
-        find_way_on=lambda: find_way_on(ranks.world, prepared),
+        find_resume_command=lambda: find_resume_command(ranks.world, prepared),
     )
 
 
 def build_profiler(
-    place: Place, prepared: PreparedRun, state: TrainState, *, tell: Callable[[str], None]
+    context: RankContext, prepared: PreparedRun, state: TrainState, *, say: Callable[[str], None]
 ) -> StepProfiler | None:
     """The profiler of a step of this process, with --profile.
 
@@ -255,14 +259,14 @@ def build_profiler(
         return None
     spec = ProfileSpec(
         detail=config.machine.profile,
-        folder=prepared.run.path / "profile" / (f"rank-{place.rank}" if place.rank else ""),
-        title=f"{config.model.model} on {plan.device} in {plan.precision}{place.describe_rank()}",
+        folder=prepared.run.path / "profile" / (f"rank-{context.rank}" if context.rank else ""),
+        title=f"{config.model.model} on {plan.device} in {plan.precision}{context.describe_rank()}",
         images=plan.global_batch,
         first_step=state.step,
         total_steps=plan.total_steps,
-        passes=plan.accumulation * len(place.layout.turns_of(place.rank)),
-        ranks=place.layout.ranks,
+        passes=plan.accumulation * len(context.layout.turns_of(context.rank)),
+        ranks=context.layout.ranks,
         graph=plan.acceleration.graph,
         names_units=not plan.acceleration.compiles,
     )
-    return StepProfiler(spec, state.model, tell=tell)
+    return StepProfiler(spec, state.model, say=say)

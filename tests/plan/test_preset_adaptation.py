@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.assemble.dataset_summary import fit_settings, plan_settings
+from phalanx.assemble.dataset_summary import adapt_settings, plan_settings
 from phalanx.catalog.datasets import DATASETS
 from phalanx.config.presets import builtin_preset_folder, iterate_old_presets
 from phalanx.config.read import Settings, read_settings
@@ -28,7 +28,7 @@ def fitted(preset: str, images: int | None = None, **flags: object) -> tuple[Set
     counts = DatasetCounts(
         train_images=images or published or 1_281_167, valid_images=1000, classes=10
     )
-    settings = fit_settings(settings, counts)
+    settings = adapt_settings(settings, counts)
     return settings, plan_settings(settings, counts)
 
 

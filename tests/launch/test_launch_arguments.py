@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.launch.words import split_words
+from phalanx.launch.arguments import parse_launch_arguments
 
 HERE = {"PATH": "/bin", "PYTHONPATH": "/src", "LD_LIBRARY_PATH": "/lib"}
 POD64 = """-v --host 10.1.3.101,10.1.3.102,10.1.3.103,10.1.3.104 --numa-aware=yes
@@ -23,7 +23,7 @@ POD128 = """-v --host 10.10.19.150,10.10.19.151 --numa-aware=yes --vipu-server-h
 
 
 def test_a_line_for_four_hosts_is_understood():
-    words = split_words(shlex.split(POD64), HERE)
+    words = parse_launch_arguments(shlex.split(POD64), HERE)
     assert words.command == ("train",)
     hosts = "10.1.3.101,10.1.3.102,10.1.3.103,10.1.3.104"
     numbers = ["--num-replicas=16", "--num-instances=16", "--devices-per-replica", "4"]
@@ -42,7 +42,7 @@ def test_a_line_for_four_hosts_is_understood():
 
 
 def test_a_line_for_two_pods_is_understood():
-    words = split_words(shlex.split(POD128), HERE)
+    words = parse_launch_arguments(shlex.split(POD128), HERE)
     assert words.interface == "10.10.0.0/16" and words.timeout == "300"
     assert words.mpi_args == ["--allow-run-as-root"]
     assert "-x POPLAR_ENGINE_OPTIONS: is not set here and was left out" in words.notes
@@ -59,7 +59,7 @@ def test_a_line_for_two_pods_is_understood():
     ],
 )
 def test_words_without_a_meaning_are_left_out_with_one_note_each(line, own, notes):
-    words = split_words(line.split(), {})
+    words = parse_launch_arguments(line.split(), {})
     assert len(words.notes) == notes
     assert own is None or words.own == own
     assert all(note.count("left out") == 1 for note in words.notes)
@@ -67,7 +67,7 @@ def test_words_without_a_meaning_are_left_out_with_one_note_each(line, own, note
 
 @pytest.mark.parametrize("line", ["-x A=1 -xB=2 --", "-x A=1 -x=B=2 --"])
 def test_variables_come_with_their_value_or_from_here(line):
-    assert split_words(line.split(), {}).variables == {"A": "1", "B": "2"}
+    assert parse_launch_arguments(line.split(), {}).variables == {"A": "1", "B": "2"}
 
 
 @pytest.mark.parametrize(
@@ -83,5 +83,5 @@ def test_variables_come_with_their_value_or_from_here(line):
 )
 def test_mistakes_are_told(line, words):
     with pytest.raises(ConfigError) as refused:
-        split_words(shlex.split(line), {})
+        parse_launch_arguments(shlex.split(line), {})
     assert words in str(refused.value)

@@ -1,4 +1,4 @@
-"""Fits a preset's warm-up, milestones and averaging to a run that is shorter than intended."""
+"""Adapts a preset's warm-up, milestones and averaging to a run that is shorter than intended."""
 
 from collections.abc import Mapping
 from fractions import Fraction
@@ -23,23 +23,26 @@ _FALLS = ("lr-decay-length", "lr-decay-period")
 _USUAL_SHARE = Fraction(1, 10)  # of a run, for a warm-up whose share is not known
 
 
-class _FittedSchedule(NamedTuple):
+class _AdaptedSchedule(NamedTuple):
     """The changed options of a schedule, and notes about them."""
 
     changes: dict[str, str]  # by option
     notes: list[str]
 
 
-def fit_schedule(
-    config: ScheduleConfig, inherited: Mapping[str, str], run: RunLength, made_for: Duration | None
-) -> _FittedSchedule:
+def adapt_schedule(
+    config: ScheduleConfig,
+    inherited: Mapping[str, str],
+    run: RunLength,
+    preset_length: Duration | None,
+) -> _AdaptedSchedule:
     """The lengths of an inherited schedule that do not fit the run, scaled to their shares.
 
     inherited: for each option that the user did not give, whose it is, such as "the preset's".
-    made_for: how long the preset trains. If warm-up and milestones fit, nothing changes.
+    preset_length: how long the preset trains. If warm-up and milestones fit, nothing changes.
     """
     given = {name: str(text) for name, text in _texts(config).items() if name in inherited and text}
-    whole = None if made_for is None else run.exact_steps(made_for)
+    whole = None if preset_length is None else run.exact_steps(preset_length)
     changes: dict[str, str] = {}
     notes: list[str] = []
 
@@ -69,10 +72,10 @@ def fit_schedule(
                 f"{inherited[name]} --{name} {given[name]} becomes {changes[name]}, its share of "
                 "this run"
             )
-    return _FittedSchedule(changes, notes)
+    return _AdaptedSchedule(changes, notes)
 
 
-def fit_averaging(
+def adapt_averaging(
     config: Config, inherited: Mapping[str, str], run: RunLength
 ) -> tuple[dict[str, object], list[str]]:
     """The options of inherited averaging to reset, with their defaults, and why.
