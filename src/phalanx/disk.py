@@ -29,7 +29,7 @@ _FULL = {errno.ENOSPC: "no space left", errno.EDQUOT: "your disk quota is used u
 
 
 @contextmanager
-def disk_errors(path: Path, noun: str = "folder") -> Iterator[None]:
+def convert_disk_errors(path: Path, noun: str = "folder") -> Iterator[None]:
     """Context that turns an OSError into a DiskError with `path` and what to do.
 
     noun: what the user can choose another of, such as the option that named the folder.
@@ -49,7 +49,7 @@ def _explain_disk_error(error: OSError, path: Path, noun: str) -> str:
 
 
 @contextmanager
-def out_errors(out: Path, advice: str) -> Iterator[None]:
+def convert_out_errors(out: Path, advice: str) -> Iterator[None]:
     """Context whose disk errors mention --out; advice: what to do after freeing space."""
     try:
         yield
@@ -79,7 +79,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     # surrogate escapes, of file names that are not UTF-8, become their original bytes
     data = content.encode(errors="surrogateescape") if isinstance(content, str) else content
     part = path.with_name(f".{path.name}.{os.getpid()}.part")  # matched by _PART
-    with disk_errors(path):
+    with convert_disk_errors(path):
         try:
             write_synced(part, [data])
             part.replace(path)
@@ -132,7 +132,7 @@ def file_lock(path: Path, held: Callable[[], Exception]) -> Iterator[int]:
     The lock ends with the process. `held` builds the error for when another process has it.
     """
     flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
-    with disk_errors(path):
+    with convert_disk_errors(path):
         handle = os.open(path, flags, 0o666)
     try:
         if not try_lock(handle, path):

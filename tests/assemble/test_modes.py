@@ -323,7 +323,7 @@ def test_the_tallies_of_a_state_survive_a_save():
     state.scaler.record_overflow(3)
     state.rounding_counts = torch.tensor([1, 2, 3, 4, 5, 0.1, 0.3], dtype=torch.float64)
     other = tiny_state(scaler=DynamicLossScale())
-    other.load_json(json.loads(json.dumps(state.to_json())))
+    other.load_dict(json.loads(json.dumps(state.to_dict())))
     assert other.scaler == state.scaler and np.array_equal(
         other.rounding_counts, state.rounding_counts
     )
@@ -331,5 +331,5 @@ def test_the_tallies_of_a_state_survive_a_save():
 
 def test_older_counts_went_without_the_ways():
     other = tiny_state()
-    other.load_json({**tiny_state().to_json(), "counts": [1, 2, 3, 4, 5]})
+    other.load_dict({**tiny_state().to_dict(), "counts": [1, 2, 3, 4, 5]})
     assert other.rounding_counts.tolist() == [1, 2, 3, 4, 5, 0, 0]

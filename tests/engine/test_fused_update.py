@@ -162,7 +162,7 @@ def test_a_step_that_overflows_is_skipped_as_without_kernels(rule, device):
     assert torch.allclose(fused_rows, rows, rtol=1e-6)
     assert (rows[:, 1] == 0).tolist() == [True, False, False, True, False, False]
     assert one.scaler.read() == two.scaler
-    assert one.scaler.to_json() == two.scaler.to_json()
+    assert one.scaler.to_dict() == two.scaler.to_dict()
     assert one.scaler.history == [(1, 128.0), (4, 64.0)] and one.scaler.skipped == 2
     assert one.scaler.multiplier == one.scaler.scale == 64.0
     assert_nearly_equal(one, two)
@@ -202,12 +202,12 @@ def test_a_loss_scale_on_the_device_does_what_one_on_the_host_does(device):
 def test_a_loss_scale_on_the_device_survives_a_save(device):
     state = build_state("sgd", device, fused=True, scaler=DynamicLossScale(2.0**10))
     take_steps(state, range(4), bad=(1, 2))
-    values = json.loads(json.dumps(state.to_json()))
+    values = json.loads(json.dumps(state.to_dict()))
     on_host = DynamicLossScale(256.0, 1, 2, [(2, 512.0), (3, 256.0)])
-    assert values["scaler"] == json.loads(json.dumps(on_host.to_json()))
+    assert values["scaler"] == json.loads(json.dumps(on_host.to_dict()))
     other = build_state("sgd", device, fused=True, scaler=DynamicLossScale(4.0))
     where = other.scaler.numbers.data_ptr()
-    other.load_json(values)
+    other.load_dict(values)
     assert other.scaler.read() == state.scaler.read() and other.scaler.multiplier == 256
     assert other.scaler.numbers.data_ptr() == where, "kernels know no other place"
 

@@ -16,10 +16,10 @@ from phalanx.parallel.interfaces import find_interface, find_own_address, is_loo
 from phalanx.parallel.ranks import (
     PeersLost,
     Ranks,
+    convert_peer_errors,
     find_failure,
     leave_store,
     open_store,
-    peer_errors,
     register_failure,
 )
 from phalanx.plan.world import World
@@ -145,7 +145,7 @@ def test_a_broken_connection_is_told_without_the_lines_of_other_code(first):
     gloo = (
         "[/__w/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:5. This is so"
     )
-    with pytest.raises(PeersLost) as caught, peer_errors(first):
+    with pytest.raises(PeersLost) as caught, convert_peer_errors(first):
         raise RuntimeError(gloo)
     assert str(caught.value) == (
         f"rank 0 of 2 on {HOST}: lost the other ranks (Connection closed by peer [10.0.0.2]:5)"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.disk import disk_errors, write_atomically
+from phalanx.disk import convert_disk_errors, write_atomically
 from phalanx.errors import CheckpointError, ConfigError, DiskError
 from phalanx.report.folder import create_run, open_run
 from phalanx.sweep.state import create_sweep_folder
@@ -142,7 +142,7 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(tmp_path):
     ],
 )
 def test_disk_mistakes_have_words(tmp_path, number, told):
-    with pytest.raises(DiskError) as refused, disk_errors(tmp_path / "x"):
+    with pytest.raises(DiskError) as refused, convert_disk_errors(tmp_path / "x"):
         raise OSError(number, os.strerror(number))
     assert told in str(refused.value)
     assert "--run-dir" not in str(refused.value), "an option that most commands do not have"

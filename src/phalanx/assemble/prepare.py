@@ -131,7 +131,7 @@ def write_run(
         "command": line,
         "origins": settings.origins,
         "chosen": _get_machine_choice(plan),
-        "plan": plan.facts(),
+        "plan": plan.to_dict(),
         "notes": list(plan.warnings),
         "environment": collect_environment(),
         "classes": list(dataset.classes),

@@ -248,16 +248,16 @@ def join_ranks(
     from phalanx.parallel.ranks import (
         PeersLost,
         Ranks,
+        convert_peer_errors,
         find_failure,
         leave_store,
-        peer_errors,
         register_failure,
     )
 
     find_command: Callable[[], str] = str
     try:
         device = prepare_torch(plan, local_rank=world.local_rank)
-        with peer_errors(world), Ranks(world, store, device, timeout=timeout) as ranks:
+        with convert_peer_errors(world), Ranks(world, store, device, timeout=timeout) as ranks:
             find_command = find_resume_command  # ranks that cannot even start would fail again
             yield ranks
     except PeersLost as lost:

@@ -37,7 +37,7 @@ class Replay:
         """The images affected by the finding."""
         return [self.images[row] for row in self.finding.rows] if self.finding else []
 
-    def as_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values; a number that is not finite as text."""
         numbers = {
             name: to_json_number(getattr(self, name))

@@ -34,7 +34,7 @@ from phalanx.assemble.torch_setup import find_scoring_device, prepare_torch
 from phalanx.config.schema import Config
 from phalanx.data.loading.device import Normaliser
 from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
-from phalanx.engine.checkpoint import content_errors, load_checkpoint, load_weights
+from phalanx.engine.checkpoint import convert_content_errors, load_checkpoint, load_weights
 from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS, FACTS, WEIGHTS, read_files
 from phalanx.engine.evaluate import Score, ValidBatch, evaluate
 from phalanx.engine.probe import Probe
@@ -92,7 +92,7 @@ class Session:
         if start is not None and start.weights_only:
             # use the classes and the preprocessing of its training
             self.classes = tuple(start.facts["classes"])
-            with content_errors(start.checkpoint / FACTS):
+            with convert_content_errors(start.checkpoint / FACTS):
                 self.preprocessing = Preprocessing(**start.facts["preprocessing"])
         self.scoring_device = find_scoring_device(config, self.device, local_rank=local_rank)
         self.normaliser = build_normaliser(self.preprocessing, self.device, config)

@@ -172,6 +172,6 @@ def gather_run_facts(prepared: PreparedRun, session: Session) -> dict[str, Any]:
         "data": prepared.dataset.fingerprints,
         "data_manifest": prepared.dataset.manifest,
         "global_batch": prepared.plan.global_batch,
-        "plan": prepared.plan.facts(),
+        "plan": prepared.plan.to_dict(),
         "code": collect_environment(),
     }

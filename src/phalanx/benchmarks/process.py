@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.disk import disk_errors
+from phalanx.disk import convert_disk_errors
 
 _POLL_S = 0.1
 _PATIENCE_S = 5.0  # for a process to exit after it was asked to
@@ -69,7 +69,7 @@ def run_command(
     if own:  # the phalanx that is running here, in a process that does not outlive us
         words = (sys.executable, "-P", "-m", "phalanx.cli.trial", *words[1:])
     with (
-        disk_errors(context.output),
+        convert_disk_errors(context.output),
         context.output.open("ab") as output,
         context.errors.open("ab") as errors,
     ):

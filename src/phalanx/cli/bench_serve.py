@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _PROTOCOLS = ("predict", "tensorflow", "v2")
 _PERCENTILES = ("p50", "p95", "p99")
 _IMAGES = 32  # that are sent again and again
-_MADE_UP_SIZE = 320  # pixels of images that are made up, each way
+_RANDOM_IMAGE_SIZE = 320  # pixels of images that are made up, each way
 _SERVER_OPTIONS = ("device", "precision", "threads", "plugin")
 
 
@@ -124,7 +124,9 @@ def _make_up_images(folder: Path) -> list[str]:
     random, files = np.random.default_rng(0), []
     for place in range(_IMAGES):
         coarse = random.integers(0, 256, (24, 24, 3), np.uint8)
-        pixels = cv2.resize(coarse, (_MADE_UP_SIZE, _MADE_UP_SIZE), interpolation=cv2.INTER_CUBIC)
+        pixels = cv2.resize(
+            coarse, (_RANDOM_IMAGE_SIZE, _RANDOM_IMAGE_SIZE), interpolation=cv2.INTER_CUBIC
+        )
         file = folder / f"{place}.jpg"
         cv2.imwrite(str(file), pixels)
         files.append(str(file))

@@ -20,7 +20,7 @@ from phalanx.cli.command import (
     parse_args,
 )
 from phalanx.cli.progress import ProgressLine
-from phalanx.disk import out_errors
+from phalanx.disk import convert_out_errors
 from phalanx.errors import ConfigError, Stopped, UserError, join_problems, suggest
 from phalanx.report.terminal import drawing_stream
 from phalanx.units import format_plural, format_seconds
@@ -277,7 +277,7 @@ def _run_all(
             print("\r\033[K", end="", file=drawing_stream(sys.stderr), flush=True)
         print(text, file=sys.stderr if args["--json"] else sys.stdout, flush=True)
 
-    with out_errors(folder, "then run the rest with --benchmark"):
+    with convert_out_errors(folder, "then run the rest with --benchmark"):
         folder.mkdir(parents=True, exist_ok=True)
         write_results(folder, run)
         try:

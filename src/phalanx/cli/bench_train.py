@@ -11,7 +11,7 @@ from phalanx.bench.bottleneck import INPUT_KINDS
 from phalanx.catalog.datasets import DATASETS
 from phalanx.cli.bench_table import print_results
 from phalanx.cli.command import ALL_OPTIONS, PRESET_ARGS, Argument, ParsedArgs, command
-from phalanx.cli.measurement_flags import MADE_UP_FLAGS, read_batch_sizes, read_made_up
+from phalanx.cli.measurement_flags import RANDOM_DATA_FLAGS, read_batch_sizes, read_random_data_kind
 from phalanx.cli.progress import ProgressLine
 from phalanx.cli.ranks import run_on_ranks
 from phalanx.cli.validate import (
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from phalanx.parallel.ranks import Ranks
     from phalanx.plan.plan import Plan
 
-*_MADE_UP, _REAL = INPUT_KINDS
-_MADE_UP_BATCHES = 1000  # of each device, in one pass over noise
+*_RANDOM_KINDS, _REAL = INPUT_KINDS
+_RANDOM_BATCHES = 1000  # of each device, in one pass over noise
 _LONGEST_S = 3600.0
 _TIMING_FLAGS = (
     Argument(
@@ -46,7 +46,7 @@ _TIMING_FLAGS = (
         "(the data itself), or several, such as synthetic,generated,real, to see which is the "
         "limit.  [the data as given]",
     ),
-    *MADE_UP_FLAGS,
+    *RANDOM_DATA_FLAGS,
     Argument("--seconds", "Seconds to measure, all blocks together  [15]", default="15"),
     Argument(
         "--warmup",
@@ -204,8 +204,8 @@ def _read_timing(args: ParsedArgs) -> "Timing":
 
 def _read_inputs(args: ParsedArgs, config: "Config") -> list[str]:
     """The kinds of data that are asked for; as the config has it, where none are."""
-    own = config.data.data if config.data.data in _MADE_UP else _REAL
-    flag, text = read_made_up(args), args["--inputs"]
+    own = config.data.data if config.data.data in _RANDOM_KINDS else _REAL
+    flag, text = read_random_data_kind(args), args["--inputs"]
     if flag and text:
         raise ConfigError(f"--{flag}-data: --inputs {text} says what to measure; give one of them")
     if not text:
@@ -302,7 +302,7 @@ def _prepare_inference(args: ParsedArgs) -> _Benchmark:
             model = found if kind == _REAL else use_random_target_data(found, kind)
             plan = plan_target(model)
             label = f"batch {plan.valid_batch:,}, {kind}"
-            images = plan.valid_batch * plan.layout.pipelines * _MADE_UP_BATCHES
+            images = plan.valid_batch * plan.layout.pipelines * _RANDOM_BATCHES
             measure = partial(_measure_inference, model, None if kind == _REAL else images)
             measurements.append(_Measurement(label, kind, measure))
             plans.append(plan)

@@ -141,7 +141,7 @@ def _run(args: ParsedArgs) -> None:
     from phalanx.export.run import export_model
 
     exported = export_model(source, options, images=images, needs_data="data-dir" in args.flags)
-    args.print_result(exported.as_json(), lambda: _print_export(exported))
+    args.print_result(exported.to_dict(), lambda: _print_export(exported))
 
 
 def _print_export(exported: "ExportedModel") -> None:

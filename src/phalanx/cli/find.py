@@ -137,10 +137,10 @@ def _draw_text(sweep: "LrSweep") -> list[str]:
 
 def _write_plot(out: Path, sweep: "LrSweep", *, title: str) -> None:
     """The curve as a PNG, or as a page with the numbers."""
-    from phalanx.disk import out_errors, write_atomically
+    from phalanx.disk import convert_out_errors, write_atomically
 
     draw = _draw_png if out.suffix.lower() == ".png" else _draw_page
-    with out_errors(out, "give another --out"):
+    with convert_out_errors(out, "give another --out"):
         write_atomically(out, draw(sweep, title=title))
 
 

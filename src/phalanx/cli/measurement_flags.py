@@ -7,7 +7,7 @@ from phalanx.config.schema import OPTIONS
 from phalanx.errors import ConfigError
 
 _MOST_DIGITS = 9
-MADE_UP_FLAGS = (
+RANDOM_DATA_FLAGS = (
     Argument(
         "--synthetic-data",
         "Noise on the device, in place of the data and as large as its images.",
@@ -21,7 +21,7 @@ MADE_UP_FLAGS = (
 )
 
 
-def read_made_up(args: ParsedArgs) -> str | None:
+def read_random_data_kind(args: ParsedArgs) -> str | None:
     """The kind of noise that is asked for by a flag of its own."""
     given = [kind for kind in ("synthetic", "generated") if args[f"--{kind}-data"]]
     if len(given) > 1:

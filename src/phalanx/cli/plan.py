@@ -123,7 +123,7 @@ def _run(args: ParsedArgs) -> None:
     if args["--json"]:
         everything = {
             "name": settings.name,
-            "plan": plan.facts(),
+            "plan": plan.to_dict(),
             "notes": [*plan.warnings, *(f"--at {step}: {end}" for step in late)],
             "options": settings.config.flat(),
             "origins": settings.origins,

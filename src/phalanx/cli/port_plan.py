@@ -149,7 +149,7 @@ def to_facts(answer: PortedCommand, plan: PortedPlan) -> dict[str, Any]:
     """The answer as plain values."""
     planned = plan.planned
     more: dict[str, Any] = {
-        "plan": planned.plan.facts() if planned else None,
+        "plan": planned.plan.to_dict() if planned else None,
         "problem": plan.problem or None,
     }
     more["resolved"] = planned.settings.config.flat() if planned else None

@@ -47,7 +47,7 @@ def _run(args: ParsedArgs) -> int:
     from phalanx.assemble.replay import replay
 
     result = replay(prepared, step)
-    facts = {"run": str(prepared.run.path), **result.as_json()}
+    facts = {"run": str(prepared.run.path), **result.to_dict()}
     args.print_result(facts, lambda: _print_replay(result, prepared))
     return 0 if result.is_finite else DivergedError.exit_code
 

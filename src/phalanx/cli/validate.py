@@ -16,7 +16,7 @@ from phalanx.cli.command import (
     ParsedArgs,
     command,
 )
-from phalanx.cli.measurement_flags import MADE_UP_FLAGS, read_batch_sizes, read_made_up
+from phalanx.cli.measurement_flags import RANDOM_DATA_FLAGS, read_batch_sizes, read_random_data_kind
 from phalanx.cli.ranks import run_on_ranks
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.units import format_count, format_plural
@@ -68,7 +68,7 @@ CHECKPOINT_FLAG = Argument(
         "Score this many times, to measure images/s: the median, without the first pass.  [1]",
         default="1",
     ),
-    *MADE_UP_FLAGS,
+    *RANDOM_DATA_FLAGS,
     Argument("--json", "Print one JSON object per score.", switch=True),
     usage="RUN|CHECKPOINT|FOLDER|PRESET|MODEL [--checkpoint last|best|STEP] [--all] "
     "[--option value]...",
@@ -103,7 +103,7 @@ def _prepare(args: ParsedArgs) -> "_Scoring":
 
 def _prepare_size(args: ParsedArgs, size: str | None, *, swept: bool) -> "_Scoring":
     """What is to be scored in batches of one size; None leaves it to the run."""
-    passes, kind = args.read_int("--repeat", 1, 10_000), read_made_up(args)
+    passes, kind = args.read_int("--repeat", 1, 10_000), read_random_data_kind(args)
     target, flags = read_target_name(args), dict(args.flags)
     if size is not None:
         flags["batch-size"] = size

@@ -119,7 +119,7 @@ def read_entries(path: Path, entry_name: str | None = None) -> list[YamlEntry]:
     except yaml.reader.ReaderError as error:
         raise ConfigError(f"{path}: not valid YAML: {error.reason}") from None
     try:
-        with yaml_errors(path):
+        with convert_yaml_errors(path):
             entries = read_mapping(loader, loader.get_single_node(), path)
             if entry_name is None:
                 return entries
@@ -130,7 +130,7 @@ def read_entries(path: Path, entry_name: str | None = None) -> list[YamlEntry]:
 
 
 @contextmanager
-def yaml_errors(path: Path) -> Iterator[None]:
+def convert_yaml_errors(path: Path) -> Iterator[None]:
     """Context that turns YAML errors into a ConfigError with file and line."""
     try:
         yield

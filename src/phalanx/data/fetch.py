@@ -108,7 +108,7 @@ def fetch_dataset(
         return _FetchResult(folder=root)
     target = root / published.subfolder
     missing_folders = [folder for folder in (target, root, *root.parents) if not folder.exists()]
-    with _disk_errors(target):
+    with _convert_disk_errors(target):
         target.mkdir(parents=True, exist_ok=True)
     downloaded = []
     try:
@@ -131,7 +131,7 @@ def fetch_dataset(
 
 def _copy_file(source: Path, target: Path) -> None:
     part = target / f"{source.name}.part"
-    with _disk_errors(part):
+    with _convert_disk_errors(part):
         shutil.copyfile(source, part)
         _name_whole_file(part)
 
@@ -157,7 +157,7 @@ def _download(
             f"{url}: wrong checksum: the download is not {file} as published, and was removed; "
             "fetch it again or get it elsewhere"
         )
-    with _disk_errors(part):
+    with _convert_disk_errors(part):
         _name_whole_file(part)
 
 
@@ -191,14 +191,14 @@ def _receive(url: str, part: Path, received: int, on_progress: _OnProgress) -> i
         length = answer.headers.get("Content-Length")
         total = received + int(length) if length else None
         while block := answer.read(_BLOCK):
-            with _disk_errors(part):
+            with _convert_disk_errors(part):
                 received += file.write(block)
             on_progress(part.name.removesuffix(".part"), received, total)
     return total - received if total else 0
 
 
 def _open_part(part: Path, *, append: bool) -> BinaryIO:
-    with _disk_errors(part):
+    with _convert_disk_errors(part):
         return part.open("ab") if append else part.open("wb")
 
 
@@ -215,7 +215,7 @@ def _hint(part: Path) -> str:
 
 
 @contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
+def _convert_disk_errors(path: Path) -> Iterator[None]:
     """Context that turns an OSError into a DiskError with the path and what to do."""
     try:
         yield

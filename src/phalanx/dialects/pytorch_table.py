@@ -127,7 +127,7 @@ _TRAINING_TABLE = (
 )  # fmt: skip
 _DATA_TABLE = (
     OldOption("data", computed(pt.port_data, "--data"),
-              choices=("cifar10", "imagenet", *pt.MADE_UP), default="cifar10"),
+              choices=("cifar10", "imagenet", *pt.RANDOM_DATASETS), default="cifar10"),
     OldOption("imagenet-data-path", computed(pt.port_folder, "--data-dir")),
     count_row("iterations", computed(pt.port_iterations, "--iterations, times device iterations")),
     flag_row("use-bbox-info", kept(), default=_OFF),

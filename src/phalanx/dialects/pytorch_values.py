@@ -14,7 +14,7 @@ NETWORKS = {  # old names of the networks: those here
     **{f"efficientnet-b{size}": f"efficientnet_b{size}" for size in range(8)},
 }
 OTHER_NETWORKS = ("mobilenet", "mobilenet-v3-small", "mobilenet-v3-large")
-MADE_UP = ("generated", "synthetic")
+RANDOM_DATASETS = ("generated", "synthetic")
 ADAPTIVE = ("adamw", "rmsprop", "rmsprop_tf")  # optimizers that divide by a mean square
 RMSPROP = ("rmsprop", "rmsprop_tf")
 _HALF_SIZES = {224: 160, 380: 252}  # what half-resolution training took for them
@@ -60,7 +60,7 @@ def port_half_size(text: str, values: OldValues) -> Effect:
 
 def port_data(text: str, values: OldValues) -> Effect:
     """The dataset; noise is as large as what the network takes."""
-    if text not in MADE_UP:
+    if text not in RANDOM_DATASETS:
         return Effect(flags={"data": text}, kind="kept")
     steps = values.whole("iterations", 100) * values.whole("device-iterations", 1)
     flags = {"data": text, "data-dir": "", "image-size": str(find_image_size(values))}
@@ -72,7 +72,7 @@ def port_data(text: str, values: OldValues) -> Effect:
 def port_folder(text: str, values: OldValues) -> Effect:
     """Where ImageNet is, in any form of it."""
     data = values.text("data")
-    if data in MADE_UP:
+    if data in RANDOM_DATASETS:
         return Effect(why="noise needs no files", kind="nothing")
     if data != "imagenet":
         why = f"--data {data} does not read it; --data imagenet does"
@@ -83,7 +83,7 @@ def port_folder(text: str, values: OldValues) -> Effect:
 
 def port_iterations(text: str, values: OldValues) -> Effect:
     """The length of an epoch of noise."""
-    if values.text("data") not in MADE_UP:
+    if values.text("data") not in RANDOM_DATASETS:
         return Effect(why="only generated and synthetic data use it", kind="nothing")
     count = values.whole("device-iterations", 1)
     why = f"{text} x {count} device iterations" * (count > 1)
@@ -94,7 +94,7 @@ def port_iterations(text: str, values: OldValues) -> Effect:
 def port_device_iterations(text: str, values: OldValues) -> Effect:
     """Steps between two reads of the host."""
     why = "steps between two reads of metrics"
-    if int(text) > 1 and values.text("data") not in MADE_UP:
+    if int(text) > 1 and values.text("data") not in RANDOM_DATASETS:
         why += "; the images of an epoch that do not fill so many are not left out"
     return Effect(flags={"device-iterations": text}, why=why, kind="kept")
 

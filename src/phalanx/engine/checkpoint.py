@@ -73,7 +73,7 @@ def take_snapshot(state: TrainState) -> _Snapshot:
 
     if state.offload is not None:
         state.offload.synchronize()
-    values = json.loads(json.dumps(state.to_json()))
+    values = json.loads(json.dumps(state.to_dict()))
     optimizer = name_optimizer_state(state.model, state.optimizer)
     average = {} if state.average is None else state.average.tensors()
     gather, statistics = state.gather_to_first or dict, state.replica_statistics
@@ -182,7 +182,7 @@ def load_checkpoint(state: TrainState, checkpoint: Path, *, with_optimizer: bool
     """
     files = read_files(checkpoint, WEIGHTS, OPTIMIZER, FACTS)
     load_weights(state.model, files[WEIGHTS], where=checkpoint / WEIGHTS)
-    with content_errors(checkpoint / OPTIMIZER):
+    with convert_content_errors(checkpoint / OPTIMIZER):
         kept = select_own_tensors(state.model, tensors_from_bytes(files[OPTIMIZER]))
         if state.half is None:  # and may have been otherwise in the run that a fork is from
             kept = {n: t.float() if t.dtype in HALF_TYPES.values() else t for n, t in kept.items()}
@@ -190,12 +190,12 @@ def load_checkpoint(state: TrainState, checkpoint: Path, *, with_optimizer: bool
             restore_optimizer_state(state.model, state.optimizer, kept)
     if state.offload is not None:
         state.offload.to_host()
-    with content_errors(checkpoint / FACTS):
-        state.load_json(json.loads(files[FACTS])["state"])
-    with content_errors(checkpoint / _CHECKSUMS):
+    with convert_content_errors(checkpoint / FACTS):
+        state.load_dict(json.loads(files[FACTS])["state"])
+    with convert_content_errors(checkpoint / _CHECKSUMS):
         state.image_checksums = arrays_from_bytes(files[_CHECKSUMS]) if _CHECKSUMS in files else {}
     if state.average is not None and AVERAGE_WEIGHTS in files:
-        with content_errors(checkpoint / AVERAGE_WEIGHTS):
+        with convert_content_errors(checkpoint / AVERAGE_WEIGHTS):
             averages = select_own_tensors(state.model, tensors_from_bytes(files[AVERAGE_WEIGHTS]))
             state.average.load(averages, where=str(checkpoint / AVERAGE_WEIGHTS))
     elif state.average is not None:  # a fork that starts to average
@@ -203,20 +203,20 @@ def load_checkpoint(state: TrainState, checkpoint: Path, *, with_optimizer: bool
     # last: without statistics of their own, replicas copy the model's
     if state.replica_statistics is not None:
         where, content = checkpoint / REPLICAS, files.get(REPLICAS)
-        with content_errors(where):
+        with convert_content_errors(where):
             statistics = None if content is None else tensors_from_bytes(content)
             state.replica_statistics.load(statistics, where=str(where))
 
 
 def load_weights(model: nn.Module, content: bytes, *, where: Path) -> None:
     """Load a checkpoint's weights into a model; names and shapes must match exactly."""
-    with content_errors(where):
+    with convert_content_errors(where):
         tensors = select_own_tensors(model, tensors_from_bytes(content))
     load_tensors(model, tensors, where=str(where))
 
 
 @contextmanager
-def content_errors(where: Path) -> Iterator[None]:
+def convert_content_errors(where: Path) -> Iterator[None]:
     """Context that turns the errors of a file with unexpected contents into a CheckpointError."""
     try:
         yield

@@ -26,7 +26,7 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
-from phalanx.disk import disk_errors, sync_folder, write_synced
+from phalanx.disk import convert_disk_errors, sync_folder, write_synced
 from phalanx.errors import CheckpointError, DiskError
 
 FORMAT = 2  # raise it when the layout changes, and teach `read_files` the older one
@@ -58,7 +58,7 @@ def write_checkpoint_as(
     """
     target = folder / name
     part = folder / f"{_PART}{target.name}"
-    with disk_errors(target, noun):
+    with convert_disk_errors(target, noun):
         shutil.rmtree(part, ignore_errors=True)
         if not folder.exists():
             folder.mkdir(parents=True)
@@ -73,7 +73,7 @@ def write_checkpoint_as(
             _check_file(part / file, expected)
     except CheckpointError as error:
         raise DiskError(f"{target}: what was written does not read back ({error})") from error
-    with disk_errors(target, noun):
+    with convert_disk_errors(target, noun):
         if target.exists():
             _remove(target)
         part.rename(target)
@@ -113,7 +113,7 @@ def _list_files(checkpoint: Path, *needed: str) -> dict[str, Any]:
 
 def _read_file(path: Path, expected: dict[str, Any]) -> bytes:
     """A file's bytes, checked against the manifest."""
-    with _incomplete_errors(path):
+    with _convert_incomplete_errors(path):
         content = path.read_bytes()
     _compare(path, len(content), sha256(content).hexdigest(), expected=expected)
     return content
@@ -121,14 +121,14 @@ def _read_file(path: Path, expected: dict[str, Any]) -> bytes:
 
 def _check_file(path: Path, expected: dict[str, Any]) -> None:
     """Check a file against the manifest, without reading all of it into memory."""
-    with _incomplete_errors(path), path.open("rb") as file:
+    with _convert_incomplete_errors(path), path.open("rb") as file:
         digest = file_digest(file, "sha256").hexdigest()
         size = file.tell()
     _compare(path, size, digest, expected=expected)
 
 
 @contextmanager
-def _incomplete_errors(path: Path) -> Iterator[None]:
+def _convert_incomplete_errors(path: Path) -> Iterator[None]:
     """Context that turns an OSError into a CheckpointError: the checkpoint is incomplete."""
     try:
         yield
@@ -276,7 +276,7 @@ def restore_best_link(folder: Path) -> None:
         raise CheckpointError(
             f"{error}. Remove {copied}: it is only a copy of the best checkpoint"
         ) from error
-    with disk_errors(copied):
+    with convert_disk_errors(copied):
         if (folder / _name_step(step)).exists():
             _remove(copied)
         else:
@@ -287,7 +287,7 @@ def restore_best_link(folder: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what a killed process left half written or half deleted."""
-    with disk_errors(folder):
+    with convert_disk_errors(folder):
         for path in folder.glob(".*"):
             if path.is_symlink():
                 path.unlink()
@@ -311,7 +311,7 @@ def choose_best_step(folder: Path, scores: dict[int, float]) -> int | None:
 
 def prune_checkpoints(folder: Path, *, keep: int, scores: dict[int, float]) -> None:
     """Delete all but the best and the newest `keep` checkpoints, and link to the best."""
-    with disk_errors(folder):
+    with convert_disk_errors(folder):
         best = choose_best_step(folder, scores)
         for checkpoint in list_checkpoints(folder)[:-keep]:
             if parse_step(checkpoint) != best:

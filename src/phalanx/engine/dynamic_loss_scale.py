@@ -39,13 +39,13 @@ class DynamicLossScale:
         self.scale, self.finite_steps = scale, 0
         self.history = [*self.history, (step, scale)][-REMEMBERED_CHANGES:]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values, under the names that checkpoints have always had."""
         values = asdict(self)
         return {**values, "sound": values.pop("finite_steps")}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "DynamicLossScale":
-        """The loss scale that `to_json` was called on."""
+    def from_dict(cls, values: dict[str, Any]) -> "DynamicLossScale":
+        """The loss scale that `to_dict` was called on."""
         history = [(step, scale) for step, scale in values["history"]]
         return cls(values["scale"], values["sound"], values["skipped"], history)

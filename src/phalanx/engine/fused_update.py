@@ -99,9 +99,9 @@ class DeviceLossScale:
         """The last changes: step, and the scale from then on. Waits for the device."""
         return self.read().history
 
-    def to_json(self) -> dict[str, Any]:
-        """The values as DynamicLossScale.to_json returns them. Waits for the device."""
-        return self.read().to_json()
+    def to_dict(self) -> dict[str, Any]:
+        """The values as DynamicLossScale.to_dict returns them. Waits for the device."""
+        return self.read().to_dict()
 
 
 class FusedUpdate:

@@ -167,7 +167,7 @@ class TrainState:
         found = self.gather_to_first({name: counts})
         return torch.stack([*found.values()]).sum(0) if found else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What is not a tensor, under the names that checkpoints have always had.
 
         If the model has stages, all of them must call it.
@@ -179,13 +179,13 @@ class TrainState:
             "sums": asdict(self.sums),
             "clock": asdict(self.throughput),
             "bad_images": self.bad_images,
-            "scaler": None if self.scaler is None else self.scaler.to_json(),
+            "scaler": None if self.scaler is None else self.scaler.to_dict(),
             "counts": None if counts is None else counts.tolist(),
             "records": self.records,
         }
 
-    def load_json(self, values: dict[str, Any]) -> None:
-        """Restore what `to_json` returned; a missing entry is an error, never a default."""
+    def load_dict(self, values: dict[str, Any]) -> None:
+        """Restore what `to_dict` returned; a missing entry is an error, never a default."""
         self.step = values["step"]
         self.scores = {int(step): top1 for step, top1 in values["scores"].items()}
         self.sums = MetricSums(**values["sums"])
@@ -193,7 +193,7 @@ class TrainState:
         self.bad_images = dict(values["bad_images"])
         scale = values["scaler"]
         if self.scaler is not None and scale is not None:  # else a fork begins to adapt it, or ends
-            self._load_scale(DynamicLossScale.from_json(scale))
+            self._load_scale(DynamicLossScale.from_dict(scale))
         is_later_stage = isinstance(self.model, ModelPart) and not self.model.is_first
         if values.get("counts") is not None and not is_later_stage:
             device = next(self.model.parameters()).device

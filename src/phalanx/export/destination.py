@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from phalanx.disk import out_errors, remove_dead_parts, sync_folder, write_synced
+from phalanx.disk import convert_out_errors, remove_dead_parts, sync_folder, write_synced
 from phalanx.errors import ConfigError
 from phalanx.export.file_kind import is_own_export
 
@@ -23,7 +23,7 @@ def refuse_existing(path: Path, files: Collection[str]) -> None:
 
     files: in an export that is a folder, the model first; none for one that is a file.
     """
-    with out_errors(path, _ADVICE):
+    with convert_out_errors(path, _ADVICE):
         file = next((parent for parent in path.parents if parent.is_file()), None)
         if file is not None:
             raise ConfigError(f"--out {path}: {file} is a file, not a folder; choose another --out")
@@ -91,7 +91,7 @@ def staging_folder(path: Path) -> Iterator[Path]:
     folder_is_new = not path.parent.exists()
     stage = path.parent / f".{path.name}.{os.getpid()}.part"
     try:
-        with out_errors(path, _ADVICE):
+        with convert_out_errors(path, _ADVICE):
             path.parent.mkdir(parents=True, exist_ok=True)
             remove_dead_parts(path.parent)
             stage.mkdir()
@@ -109,14 +109,14 @@ def _remove_empty(folder: Path) -> None:
 
 def write_file(path: Path, content: str | bytes) -> None:
     """Write a file of an export, with the folders that lead to it."""
-    with out_errors(path, _ADVICE):
+    with convert_out_errors(path, _ADVICE):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_synced(path, [content.encode() if isinstance(content, str) else content])
 
 
 def move_file(staged: Path, path: Path) -> None:
     """Move a file to its path, replacing what was there."""
-    with out_errors(path, _ADVICE):
+    with convert_out_errors(path, _ADVICE):
         staged.replace(path)
         sync_folder(path.parent)
 
@@ -124,7 +124,7 @@ def move_file(staged: Path, path: Path) -> None:
 def move_folder(staged: Path, path: Path) -> None:
     """Move a folder to its path, replacing what was there."""
     before = path.parent / f".{path.name}.before.{os.getpid()}.part"
-    with out_errors(path, _ADVICE):
+    with convert_out_errors(path, _ADVICE):
         if path.exists():
             path.rename(before)
         staged.rename(path)

@@ -29,7 +29,7 @@ _TRACE_ERRORS = (
 
 
 @contextmanager
-def trace_errors(metadata: ModelMetadata) -> Iterator[None]:
+def convert_trace_errors(metadata: ModelMetadata) -> Iterator[None]:
     """A quiet block that traces a network; CheckpointError for one that cannot be."""
     try:
         with quiet_exporters(), torch.no_grad():
@@ -70,7 +70,7 @@ def make_example(metadata: ModelMetadata) -> Tensor:
 def build_onnx(network: ExportNetwork, metadata: ModelMetadata) -> Any:
     """The network as an ONNX model, whose nodes know which module they come from."""
     names = [LOGITS, ACTIVATION_MAP] if metadata.has_activation_map else [LOGITS]
-    with trace_errors(metadata):
+    with convert_trace_errors(metadata):
         found = torch.onnx.export(
             network,
             (make_example(metadata),),
@@ -111,21 +111,21 @@ def open_onnx(path: Path) -> Runner:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors
-    with _run_errors():
+    with _convert_run_errors():
         session = onnxruntime.InferenceSession(
             str(path), options, providers=["CPUExecutionProvider"]
         )
     name = session.get_inputs()[0].name
 
     def run(batch: NDArray[Any]) -> tuple[NDArray[np.float32], ...]:
-        with _run_errors():
+        with _convert_run_errors():
             return tuple(session.run(None, {name: batch}))
 
     return run
 
 
 @contextmanager
-def _run_errors() -> Iterator[None]:
+def _convert_run_errors() -> Iterator[None]:
     """A block in which what onnxruntime refuses is a RunFailed."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 

@@ -53,7 +53,7 @@ class ExportedModel:
     computes: bool  # holds the network, not its weights alone
     notes: tuple[str, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The same as plain values."""
         return {
             "path": str(self.path),

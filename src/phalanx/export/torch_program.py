@@ -8,7 +8,7 @@ from torch.export import Dim
 
 from phalanx.export.metadata import PT2_METADATA, ModelMetadata
 from phalanx.export.network import ExportNetwork
-from phalanx.export.onnx_file import make_example, quiet_exporters, trace_errors
+from phalanx.export.onnx_file import convert_trace_errors, make_example, quiet_exporters
 from phalanx.export.parity import Runner
 from phalanx.export.weights_file import run_torch
 
@@ -17,7 +17,7 @@ _PATH_KEYS = ("stack_trace", "nn_module_stack_trace", "source_fn_stack")  # of t
 
 def serialise_program(network: ExportNetwork, metadata: ModelMetadata) -> bytes:
     """The bytes of a pt2 file."""
-    with trace_errors(metadata):
+    with convert_trace_errors(metadata):
         program = torch.export.export(
             network, (make_example(metadata),), dynamic_shapes=({0: Dim("batch")},)
         )

@@ -36,7 +36,7 @@ def open_store(world: World, *, timeout: float) -> Store:
     NetworkError if this rank was started with another world than rank 0.
     """
     store = _open_store(world, world.restart, timeout)
-    with peer_errors(world):
+    with convert_peer_errors(world):
         problem = _register_rank(world, store, timeout)
     if problem:
         if register_failure(world, store, NetworkError.exit_code) is not None:
@@ -150,7 +150,7 @@ class Ranks:
         self._limit = limit = timedelta(seconds=2 * timeout + 60)
         backend = "nccl" if device.type == "cuda" else "gloo"
         own = dist.PrefixStore("ranks", store)  # type: ignore[attr-defined]
-        with peer_errors(world):
+        with convert_peer_errors(world):
             dist.init_process_group(
                 backend,
                 store=own,
@@ -288,7 +288,7 @@ class PeersLost(NetworkError):
 
 
 @contextmanager
-def peer_errors(world: World) -> Iterator[None]:
+def convert_peer_errors(world: World) -> Iterator[None]:
     """Context in which a broken connection between ranks becomes PeersLost."""
     try:
         yield

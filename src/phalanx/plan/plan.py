@@ -113,7 +113,7 @@ class Plan:
         """The learning rate of the step after `step` finished ones."""
         return self.schedule.lr(step)
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The plan as plain numbers, for JSON and tables."""
         events = {"log": self.log, "evaluate": self.evaluate, "save": self.save}
         left_out = (*events, "schedule", "loss_scale", "warnings", "growth", "recompute_patterns")

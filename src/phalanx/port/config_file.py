@@ -9,9 +9,9 @@ import yaml
 from phalanx.config.text import (
     YamlEntry,
     YamlLoader,
+    convert_yaml_errors,
     read_entries,
     read_mapping,
-    yaml_errors,
 )
 from phalanx.errors import ConfigError, suggest
 
@@ -38,7 +38,7 @@ def read_config_file(path: Path) -> list[OldEntry]:
     for entry in entries:
         is_used, is_hidden = id(entry.node) in used, entry.key.startswith(_HIDDEN)
         if isinstance(entry.node, yaml.MappingNode):
-            with yaml_errors(path):
+            with convert_yaml_errors(path):
                 keys = tuple(read_mapping(YamlLoader(""), entry.node, path))
             names_model = any(key.key.replace("_", "-") in _MODEL_KEYS for key in keys)
             found.append(OldEntry(entry.key, keys, is_hidden or (is_used and not names_model)))

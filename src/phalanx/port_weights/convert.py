@@ -13,7 +13,7 @@ from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.catalog.variant import NORM_LAYOUT_KEY
 from phalanx.config.schema import OPTIONS
-from phalanx.disk import out_errors, write_atomically
+from phalanx.disk import convert_out_errors, write_atomically
 from phalanx.errors import CheckpointError, ConfigError, suggest
 from phalanx.port_weights.match import Array, ModelMatch, match_models
 from phalanx.port_weights.model_layers import COUNTER, has_layers, iterate_layers
@@ -72,7 +72,7 @@ def write_ported(ported: PortedWeights, out: Path) -> None:
     """Write weights.safetensors, whole or not at all."""
     layout = "interleaved" if "enable-fast-groupnorm" in ported.options else "contiguous"
     metadata = {"format": "pt", NORM_LAYOUT_KEY: layout}
-    with out_errors(out, "then run the command again"):
+    with convert_out_errors(out, "then run the command again"):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, save(dict(ported.tensors), metadata))
 

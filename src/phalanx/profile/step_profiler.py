@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from phalanx.disk import disk_errors, remove_quietly, write_atomically
+from phalanx.disk import convert_disk_errors, remove_quietly, write_atomically
 from phalanx.engine.step import MicroBatch
 from phalanx.engine.train import UNTIMED_STEPS, LoopDependencies
 from phalanx.models.units import UnitModel
@@ -250,11 +250,11 @@ class StepProfiler:
             device=self._device.type,
         )
         table = replace(table, notes=(*table.notes, *self._list_notes()))
-        with disk_errors(folder):
+        with convert_disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         self._remove_old()
         write_atomically(folder / "summary.txt", "\n".join([*table.list_lines(), ""]))
-        write_atomically(folder / "summary.json", json.dumps(table.facts(), indent=2))
+        write_atomically(folder / "summary.json", json.dumps(table.to_dict(), indent=2))
         if spec.detail != "summary":
             content = compress_trace(trace, attribution, title=spec.title)
             write_atomically(folder / "trace.json.gz", content)

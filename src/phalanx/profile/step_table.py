@@ -68,7 +68,7 @@ class StepTable:
     kernels: tuple[_KernelTime, ...]
     notes: tuple[str, ...]
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         return {"format": _FORMAT, **asdict(self)}
 

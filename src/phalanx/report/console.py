@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.disk import disk_errors
+from phalanx.disk import convert_disk_errors
 from phalanx.report.records import LogRow, ScoreRow
 from phalanx.report.terminal import (
     defer_output_error,
@@ -159,7 +159,10 @@ class Console:
     def _append_to_log(self, text: str) -> None:
         if self.log_file:
             stamp = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-            with disk_errors(self.log_file), self.log_file.open("a", encoding="utf-8") as file:
+            with (
+                convert_disk_errors(self.log_file),
+                self.log_file.open("a", encoding="utf-8") as file,
+            ):
                 file.write(f"{stamp}  {text}\n")
 
     def _describe_step(self, step: int, epoch: float) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from phalanx.disk import disk_errors
+from phalanx.disk import convert_disk_errors
 from phalanx.errors import ConfigError
 
 _CELL, _GAP, _CAPTION = 120, 8, 18  # pixels
@@ -34,7 +34,7 @@ def write_contact_sheet(
         smooth = Image.Resampling.LANCZOS if len(picture) > _CELL else Image.Resampling.NEAREST
         sheet.paste(Image.fromarray(picture).resize((_CELL, _CELL), smooth), (x, y))
         draw.text((x, y + _CELL + 1), _shorten(caption, font), _INK, font)
-    with disk_errors(path):
+    with convert_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         sheet.save(path)
 

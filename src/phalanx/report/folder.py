@@ -24,7 +24,7 @@ import yaml
 
 from phalanx.catalog.plugins import format_plugin_flag
 from phalanx.disk import (
-    disk_errors,
+    convert_disk_errors,
     file_lock,
     remove_dead_parts,
     remove_quietly,
@@ -190,7 +190,7 @@ class RunFolder:
         """Context in which only this process trains the run; the lock ends with the process."""
         with file_lock(self.path / "lock", self._make_lock_error) as handle:
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": _utc_now()}
-            with disk_errors(self.path / "lock"):
+            with convert_disk_errors(self.path / "lock"):
                 os.ftruncate(handle, 0)
                 os.write(handle, json.dumps(owner).encode())
             yield
@@ -229,7 +229,7 @@ def is_run_folder(path: Path) -> bool:
 
 def create_run(path: Path, *, config_text: str, facts: dict[str, Any]) -> RunFolder:
     """A new run folder, with config.yaml and run.json."""
-    with disk_errors(path, "--run-dir"):  # also if the name is too long
+    with convert_disk_errors(path, "--run-dir"):  # also if the name is too long
         _refuse_used(path, config_text)
         is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)

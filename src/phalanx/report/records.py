@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from phalanx.disk import disk_errors, sync_folder, write_atomically
+from phalanx.disk import convert_disk_errors, sync_folder, write_atomically
 from phalanx.errors import CheckpointError
 
 _METRICS_FILE, TRAINING_FILE, VALIDATION_FILE = "metrics.jsonl", "training.csv", "validation.csv"
@@ -118,7 +118,7 @@ class Records:
         for name in (_METRICS_FILE, *_HEADERS):
             path, (size, checksum) = self.folder / name, self._checksums.get(name, (0, 0))
             if path.exists():
-                with disk_errors(path), path.open("rb") as file:
+                with convert_disk_errors(path), path.open("rb") as file:
                     file.seek(size)
                     added = file.read()
                 self._checksums[name] = size + len(added), zlib.crc32(added, checksum)
@@ -153,7 +153,7 @@ def _score_line(row: ScoreRow) -> str:
 
 def _append(path: Path, text: str, *, sync: bool) -> None:
     """Append text to a file, after the header if the file is a new table."""
-    with disk_errors(path), path.open("a", encoding="utf-8", newline="") as file:
+    with convert_disk_errors(path), path.open("a", encoding="utf-8", newline="") as file:
         if path.name in _HEADERS and file.tell() == 0:
             file.write(_csv_line(_HEADERS[path.name]))
         file.write(text)
@@ -164,7 +164,7 @@ def _append(path: Path, text: str, *, sync: bool) -> None:
 
 
 @contextmanager
-def damage_errors(path: Path) -> Iterator[None]:
+def convert_damage_errors(path: Path) -> Iterator[None]:
     """Context that turns errors of parsing a record into a CheckpointError with the file."""
     try:
         yield
@@ -312,7 +312,7 @@ def read_steps(folder: Path) -> dict[str, list[float]]:
 
     NaN stands for values that were not measured; a measured top-1 is never NaN.
     """
-    with damage_errors(folder / _METRICS_FILE):
+    with convert_damage_errors(folder / _METRICS_FILE):
         entries = list(read_metrics(folder, scores=False))
         columns = {name: [entry[name] for entry in entries] for name in STEP_FIELDS}
         numbers = {
@@ -324,7 +324,7 @@ def read_steps(folder: Path) -> dict[str, list[float]]:
 
 def read_scores(folder: Path) -> list[ScoreRow]:
     """The evaluations in metrics.jsonl, in order."""
-    with damage_errors(folder / _METRICS_FILE):
+    with convert_damage_errors(folder / _METRICS_FILE):
         return [parse_score(entry) for entry in read_metrics(folder, scores=True)]
 
 
@@ -333,7 +333,7 @@ def read_averaged_top1(folder: Path) -> dict[int, float]:
     path = folder / AVERAGED_FILE
     if not path.exists():
         return {}
-    with damage_errors(path), path.open(encoding="utf-8", newline="") as file:
+    with convert_damage_errors(path), path.open(encoding="utf-8", newline="") as file:
         return {int(row["step"]): float(row["top1"]) for row in csv.DictReader(file)}
 
 
@@ -357,7 +357,7 @@ def read_logs(folder: Path) -> list[LogRow]:
     path = folder / TRAINING_FILE
     if not path.exists():
         return []
-    with damage_errors(path):
+    with convert_damage_errors(path):
         text = path.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]
         return [_parse_log(row) for row in csv.DictReader(whole.splitlines())]

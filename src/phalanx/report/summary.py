@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from phalanx.disk import write_atomically
 from phalanx.errors import CheckpointError
 from phalanx.report.folder import format_json, read_json_object
-from phalanx.report.records import ScoreRow, damage_errors, parse_score, score_entry
+from phalanx.report.records import ScoreRow, convert_damage_errors, parse_score, score_entry
 
 _SUMMARY_FILE, AVERAGE_FILE = "summary.json", "average.json"
 
@@ -150,6 +150,6 @@ def read_average_score(folder: Path) -> AverageScore | None:
     if not path.exists():
         return None
     values = read_json_object(path)
-    with damage_errors(path):
+    with convert_damage_errors(path):
         rows = {name: parse_score(values[name]) for name in ("newest", "average")}
         return AverageScore(account=dict(values["averaged"]), **rows)

@@ -1,7 +1,7 @@
 """Output to a terminal, a pipe or a log, without characters that control a terminal.
 
 Names of files and classes are not trusted. While a command runs, standard output and standard error
-are replaced by _OutputStreams, so that no print can forget to clean its text.
+are replaced by _OutputStreams, so that no print can forget to escape its text.
 """
 
 import io
@@ -32,13 +32,13 @@ class OutputClosed(Exception):
 
 
 class _OutputStream:
-    """Standard output or standard error with cleaned text; otherwise like the wrapped stream.
+    """Standard output or standard error with escaped text; otherwise like the wrapped stream.
 
     required: whether a failed write is an error; if not, the rest is dropped silently.
     """
 
-    def __init__(self, stream: TextIO, *, required: bool, cleans: bool = True) -> None:
-        self.stream, self.required, self._cleans = stream, required, cleans
+    def __init__(self, stream: TextIO, *, required: bool, escapes: bool = True) -> None:
+        self.stream, self.required, self._escapes = stream, required, escapes
         self.late_failure: DiskError | None = None  # raised at the end of the command
 
     def __getattr__(self, name: str) -> Any:
@@ -47,7 +47,7 @@ class _OutputStream:
     def write(self, text: str) -> int:
         """Write text; returns its length."""
         try:
-            self.stream.write(escape_text(text) if self._cleans else text)
+            self.stream.write(escape_text(text) if self._escapes else text)
         except OSError as cause:
             self._fail(cause)
         return len(text)
@@ -93,14 +93,14 @@ def discard_output(stream: TextIO) -> None:
 
 
 def drawing_stream(stream: TextIO) -> TextIO:
-    """The same stream for text that is already clean and contains our own control characters."""
+    """The same stream for text that is already escaped and contains our own control characters."""
     if isinstance(stream, _OutputStream):
-        return cast(TextIO, _OutputStream(stream.stream, required=stream.required, cleans=False))
+        return cast(TextIO, _OutputStream(stream.stream, required=stream.required, escapes=False))
     return stream
 
 
 def raw_stream(stream: TextIO) -> TextIO:
-    """The wrapped stream, for callers that clean their text and handle failures themselves."""
+    """The wrapped stream, for callers that escape their text and handle failures themselves."""
     return stream.stream if isinstance(stream, _OutputStream) else stream
 
 
@@ -112,7 +112,7 @@ def escape_redirected_streams() -> None:
 
 @contextmanager
 def escape_output() -> Iterator[None]:
-    """Context in which all output is cleaned, and printable in the terminal's encoding."""
+    """Context in which all output is escaped, and printable in the terminal's encoding."""
     _reopen_closed()
     before = sys.stdout, sys.stderr
     with ExitStack() as stack:

@@ -13,7 +13,7 @@ from phalanx.data.verify.verify import (
     VerifyResult,
     describe_problems,
 )
-from phalanx.disk import out_errors, write_atomically
+from phalanx.disk import convert_out_errors, write_atomically
 from phalanx.report.html import EmbeddedImage, embed_image, render_html
 
 _SHOWN = {"images_shown": 24, "groups_shown": 24, "members_shown": 6, "classes_shown": 1000}
@@ -25,7 +25,7 @@ _ReadPixels = Callable[[str, int], NDArray[np.uint8] | None]
 def write_verify_page(path: Path, verdict: VerifyResult, read_pixels: _ReadPixels) -> None:
     """Write the page with pictures of what was found."""
     page = render_page(verdict, read_pixels)
-    with out_errors(path, "then run the same command again"):
+    with convert_out_errors(path, "then run the same command again"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, page)
 

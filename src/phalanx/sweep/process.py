@@ -12,10 +12,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from phalanx.disk import disk_errors, try_lock
+from phalanx.disk import convert_disk_errors, try_lock
 from phalanx.errors import CheckpointError
 from phalanx.report.folder import is_run_folder, read_json_object
-from phalanx.report.records import SCORE_FIELDS, VALIDATION_FILE, damage_errors
+from phalanx.report.records import SCORE_FIELDS, VALIDATION_FILE, convert_damage_errors
 from phalanx.sweep.schema import PLUGIN, SweepFile
 from phalanx.sweep.state import Trial, TrialScore
 
@@ -89,7 +89,7 @@ def open_trial_log(folder: Path, trial: Trial, should_stop: Callable[[], bool]) 
     killed may leave a process behind that still holds it: that one is interrupted, too.
     """
     path = folder / f"{trial.name}.log"
-    with disk_errors(path):
+    with convert_disk_errors(path):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     is_interrupted = False
     while not should_stop():
@@ -121,7 +121,7 @@ def read_trial_scores(run: Path, goal: str) -> list[TrialScore]:
         content = (run / VALIDATION_FILE).read_bytes()
     except FileNotFoundError:
         return []
-    with damage_errors(run / VALIDATION_FILE):
+    with convert_damage_errors(run / VALIDATION_FILE):
         whole = content[: content.rfind(b"\n") + 1].decode().splitlines()
         return [
             TrialScore(

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from phalanx.disk import disk_errors, sync_folder, write_atomically
+from phalanx.disk import convert_disk_errors, sync_folder, write_atomically
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.report.folder import format_json, format_value, read_json_object
 from phalanx.report.records import to_json_number
@@ -192,7 +192,7 @@ def create_sweep_folder(folder: Path) -> None:
         raise ConfigError(
             f"--sweep-dir {folder}: is not empty and holds no sweep; choose another --sweep-dir"
         )
-    with disk_errors(folder, "--sweep-dir"):
+    with convert_disk_errors(folder, "--sweep-dir"):
         folder.mkdir(parents=True, exist_ok=True)
         sync_folder(folder.parent)
 

@@ -39,7 +39,7 @@ from phalanx.data.formats.image_file import DEFAULT_LIMITS
 from phalanx.data.formats.imagenet import SEQUENTIAL_FORMATS
 from phalanx.data.formats.index import PHALANX_FOLDER
 from phalanx.data.process_pool import ProcessPool
-from phalanx.disk import file_lock, out_errors, write_atomically
+from phalanx.disk import convert_out_errors, file_lock, write_atomically
 from phalanx.errors import ConfigError, DataError, suggest
 from phalanx.plan.plan import LEAST_MAX_BAD
 from phalanx.units import parse_share
@@ -135,11 +135,11 @@ def build_dataset(
     on_progress: OnProgress = lambda *_: None,
 ) -> dict[str, _SplitResult]:
     """Write the data in `src` to `out` in another format; returns what was done by split."""
-    with out_errors(out, _AGAIN):
+    with convert_out_errors(out, _AGAIN):
         _refuse_foreign(out)
     splits = find_source_splits(src, source_options)
     pool = ProcessPool(choose_workers(splits, workers))
-    with out_errors(out, _AGAIN), lock_output(out), pool:
+    with convert_out_errors(out, _AGAIN), lock_output(out), pool:
         for folder in (out, out / PHALANX_FOLDER):
             for leftover in folder.glob(".*.*.part"):  # from a killed process
                 leftover.unlink()

@@ -34,7 +34,7 @@ from phalanx.data.formats.image_file import (
     read_image_file,
 )
 from phalanx.data.string_array import StringArray, pack_strings
-from phalanx.disk import disk_errors, write_atomically
+from phalanx.disk import convert_disk_errors, write_atomically
 from phalanx.errors import DataError, DiskError
 
 _MAGIC = b"phalanxI"
@@ -160,7 +160,7 @@ def load_or_build_index(
     content, why = _to_bytes(index, snapshot), ""
     for path in paths:
         try:
-            with disk_errors(path):
+            with convert_disk_errors(path):
                 make_record_folder(path.parent)
             write_atomically(path, content)
         except DiskError as error:
