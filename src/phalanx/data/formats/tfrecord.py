@@ -66,6 +66,13 @@ def _read_labels(path: Path) -> tuple[str, ...] | None:
     return names[1:] if names and names[0] in ("background", "dummy") else names
 
 
+def number_labels(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The lines of labels.txt; with numbers if names such as "1:cat" would lose their own."""
+    if not all(map(_NUMBERED_LINE.fullmatch, names)):
+        return names
+    return tuple(f"{number}:{name}" for number, name in enumerate(names))
+
+
 def scan_shard(path: Path) -> ShardScan:
     """The images of one shard; the checksum of every record is verified."""
     images: list[ScannedImage] = []
