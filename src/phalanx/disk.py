@@ -74,6 +74,11 @@ def describe_free_space(path: Path) -> str:
     return f" ({format_bytes(shutil.disk_usage(folder).free)} free on {folder})"
 
 
+def expand_home(path: str | Path) -> Path:
+    """The path with a leading ~ replaced by a home; as it is if there is no such user or home."""
+    return Path(os.path.expanduser(path))  # Path.expanduser raises: a folder may be called ~old
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file atomically: under a temporary name, synced, then renamed."""
     # surrogate escapes, of file names that are not UTF-8, become their original bytes

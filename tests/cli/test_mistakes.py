@@ -94,7 +94,7 @@ VALUES = [
     ("train --epochs 1 --batch-size 9000", "--epochs: 1 epoch of 0.888889 steps is less than "),
     ("train --epoch-tail drop --batch-size 9000", "--epoch-tail drop: 8000 images do not fill "),
     ("train --device nonsense", "--device: expected auto, cpu, cuda, cuda:0,2 or mps, got 'non"),
-    ("train --data-dir x", "--data-dir: embedded does not read a folder; say what is there"),
+    ("train demo --data-dir x", "--data-dir: embedded does not read a folder; say what is there"),
     ("train --replicas many", "--replicas: expected a whole number or auto, got 'many'"),
     ("train --replicas 0", "--replicas: must be at least 1, got 0"),
     ("train --device cpu --replicas 16 --no-fold", "--no-fold: 16 replicas need 16 devices, and "
@@ -352,6 +352,21 @@ def test_a_folder_that_is_not_named_or_not_there(fail):
     Path("file").write_text("")
     said = fail("train", "--data", "mnist", "--data-dir", "file", code=DATA)
     assert "file: is a file, not a folder" in said
+    for words in (["train"], ["plan"], ["validate", "resnet8"]):
+        assert " nowhere: no such folder; " in fail(*words, "--data-dir", "nowhere", code=DATA)
+    add_images("cats")
+    said = fail("train", "--data-dir", "cats", code=DATA)
+    assert said.startswith("phalanx train: cats: found images but no class folders; move them")
+
+
+def test_a_folder_may_be_named_like_a_home_that_nobody_has(fail):
+    said = fail("train", "--data-dir", "~nobody-here", code=DATA)
+    assert "~nobody-here: no such folder" in said
+    for name in ("cat", "dog"):
+        add_images(f"~nobody-here/train/{name}")
+        add_images(f"~nobody-here/val/{name}")
+    line = "--data-dir ~nobody-here --model resnet8 --batch-size 1 --image-size 16"
+    assert main(["plan", *line.split()]) == 0
 
 
 @pytest.mark.parametrize("data", ["folder", "mnist", "fashion-mnist", "cifar10"])

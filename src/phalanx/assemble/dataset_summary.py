@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
+from phalanx.disk import expand_home
 from phalanx.errors import ConfigError
 from phalanx.plan.machine_choice import choose_machine, settle_replicas
 from phalanx.plan.model import build_variant, choose_image_size
@@ -81,7 +81,7 @@ def inspect_dataset(config: Config) -> DatasetSummary:
         },
         image_bytes=_find_image_bytes(sources["train"]),
         has_boxes=_has_boxes(sources["train"]),
-        manifest=find_manifest(Path(folder).expanduser(), fingerprints) if folder else None,
+        manifest=find_manifest(expand_home(folder), fingerprints) if folder else None,
         layout="; ".join(_describe_data(config, len(sources["valid"]))),
         ignored=count_ignored(sources.values()),
     )
@@ -93,7 +93,7 @@ def _describe_data(config: Config, valid_images: int) -> Iterator[str]:
 
     data, folder = _locate_data(config)
     if folder is not None and (
-        text := describe_found(data, Path(folder).expanduser(), build_layout_options(config))
+        text := describe_found(data, expand_home(folder), build_layout_options(config))
     ):
         yield text
     if config.data.val_split is not None:
@@ -108,7 +108,7 @@ def _locate_data(config: Config) -> tuple[str, str | None]:
         return data, None
     from phalanx.data.formats.detect import locate_dataset
 
-    data, place = locate_dataset(data, Path(folder).expanduser(), build_layout_options(config))
+    data, place = locate_dataset(data, expand_home(folder), build_layout_options(config))
     return data, str(place)
 
 

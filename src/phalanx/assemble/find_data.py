@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.catalog.datasets import DATASETS, PUBLISHED
 from phalanx.config.read import Settings, read_settings
+from phalanx.disk import expand_home
 from phalanx.errors import ConfigError, DataError
 from phalanx.plan.model import choose_image_size
 from phalanx.units import format_plural
@@ -43,7 +44,7 @@ def read_with_data(
         from phalanx.data.formats.sources import refuse_no_folder
 
         hint = "DATA_DIR names it; correct or unset that, or name a dataset with --data-dir"
-        refuse_no_folder(Path(folder).expanduser(), hint)
+        refuse_no_folder(expand_home(folder), hint)
         note = (
             f"DATA_DIR is {folder}, where no dataset was recognised: using the embedded one; name "
             "another with --data and --data-dir"
@@ -73,7 +74,7 @@ def make_data_dir_absolute(settings: Settings) -> Settings:
     A path that begins with ~ stays as it is: it may differ between hosts.
     """
     data = settings.config.data
-    if data.data_dir is None or Path(data.data_dir).expanduser().is_absolute():
+    if data.data_dir is None or expand_home(data.data_dir).is_absolute():
         return settings
     whole = {"data_dir": str(Path(data.data_dir).absolute())}
     config = settings.config.model_copy(update={"data": data.model_copy(update=whole)})
@@ -92,20 +93,27 @@ def _find_place(flags: Mapping[str, str]) -> str:
     """The data folder that flags name; empty if they name none."""
     place = next((flags[name] for name in _PLACES if flags.get(name)), "")
     if not place and _read_layout(flags).labels:  # paths are relative to the folder of the file
-        place = str(Path(flags["labels"]).expanduser().absolute().parent)
+        place = str(expand_home(flags["labels"]).absolute().parent)
     return place
 
 
 def _infer_data(
     preset: str | None, flags: Mapping[str, str], place: str, *, problems: tuple[str, ...]
 ) -> dict[str, str]:
-    """The flags that name the data in a folder; none if unknown or if the preset keeps its own."""
-    if not Path(place).expanduser().is_dir():
+    """The flags that name the data in a folder; none if unknown or if the preset keeps its own.
+
+    Raises DataError for a folder that only a flag names, if it holds nothing known.
+    """
+    root = expand_home(place)
+    must_be = preset is None and not problems and not flags.keys().isdisjoint(_PLACES)
+    if not must_be and not root.is_dir():
         return {}
     # takes half a second to import, so only when needed
-    from phalanx.data.formats.detect import detect_datasets
+    from phalanx.data.formats.detect import describe_nothing, detect_datasets
 
-    found = detect_datasets(Path(place).expanduser(), _read_layout(flags))
+    found = detect_datasets(root, _read_layout(flags))
+    if must_be and not found:
+        raise DataError(describe_nothing(root))
     if preset is not None:
         settings = read_settings(preset, flags, problems=problems)
         named = settings.config.data.data
@@ -135,9 +143,9 @@ def _place_data(settings: Settings, place: str) -> Settings:
     from phalanx.data.formats.detect import locate_dataset
 
     options = settings.config.data
-    if not DATASETS[options.data].needs_folder or not Path(place).expanduser().is_dir():
+    if not DATASETS[options.data].needs_folder or not expand_home(place).is_dir():
         return settings
-    root, layout = Path(place).expanduser(), build_layout_options(settings.config)
+    root, layout = expand_home(place), build_layout_options(settings.config)
     form, folder = locate_dataset(options.data, root, layout)
     found = {"data": form} if form != options.data else {}
     if folder != root or options.data_dir is None:
@@ -164,7 +172,7 @@ def _choose_data(found: "list[DetectedDataset]", place: str) -> dict[str, str]:
 def fetch_missing(settings: Settings, say: Callable[[str], None]) -> Settings:
     """The settings with the folder of a published dataset, downloaded if it is missing."""
     options = settings.config.data
-    place = Path(options.data_dir).expanduser() if options.data_dir else None
+    place = expand_home(options.data_dir) if options.data_dir else None
     if options.data not in PUBLISHED or options.no_fetch or (place and place.is_file()):
         return settings
     from phalanx.data.fetch import fetch_dataset

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.cli.command import ALL_OPTIONS, LAYOUT_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.progress import REWRITE_S, ProgressLine
 from phalanx.config.read import Settings
+from phalanx.disk import expand_home
 from phalanx.errors import ConfigError, DataError
 from phalanx.report.terminal import drawing_stream
 from phalanx.units import format_bytes, format_plural
@@ -51,9 +52,9 @@ def _list_data(args: ParsedArgs) -> None:
 def _find_listed_folder(args: ParsedArgs, reading: "Reading") -> Path:
     """The folder to look into: the one that is named, else that of the file of labels."""
     if args["dir"]:
-        return Path(args["dir"]).expanduser()
+        return expand_home(args["dir"])
     if reading.layout.labels is not None:  # paths in it are counted from there
-        return Path(reading.layout.labels).expanduser().absolute().parent
+        return expand_home(reading.layout.labels).absolute().parent
     flag = next(iter(args.flags))
     raise ConfigError(f"--{flag}: say which folder: phalanx data list DIR --{flag} ...")
 
