@@ -369,6 +369,18 @@ def test_a_folder_may_be_named_like_a_home_that_nobody_has(fail):
     assert main(["plan", *line.split()]) == 0
 
 
+def test_data_in_another_format_than_the_named_one_is_recognised(fail):
+    for name in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        add_images(f"pets/{name}")
+    for data in ("tar", "tfrecord", "packed"):
+        said = fail("train", "--data", data, "--data-dir", "pets", code=DATA)
+        first, line = said.splitlines()
+        assert first.endswith(
+            f" pets: not a dataset in the format {data}; what is here is read with:"
+        )
+        assert line.startswith("  --data folder --data-dir pets    (images in class folders")
+
+
 @pytest.mark.parametrize("data", ["folder", "mnist", "fashion-mnist", "cifar10"])
 def test_an_empty_folder_says_what_should_be_in_it(fail, data):
     Path("empty").mkdir()

@@ -82,7 +82,8 @@ def locate_dataset(data: str, root: Path, layout: LayoutOptions = _USUAL) -> tup
     """The actual format and folder of a dataset, from its name and a folder that contains it.
 
     The folder itself if the dataset is there, else a folder below it. ImageNet may have any
-    format. If nothing is found, both are returned unchanged, and opening it says why.
+    format. If nothing is found, both are returned unchanged, and opening it says why; DataError if
+    there are photographs in another format.
     """
     if data not in DATA_FORMATS or data not in DATASETS or not root.is_dir():
         return data, root
@@ -91,13 +92,24 @@ def locate_dataset(data: str, root: Path, layout: LayoutOptions = _USUAL) -> tup
         if plain and DATA_FORMATS[data].is_in(root):
             return data, root
     forms = {"imagenet": _IMAGENET_FORMS, "folder": FOLDER_FORMS}.get(data, (data,))
-    found = [one for one in detect_datasets(root, layout) if one.data in forms]
+    there = detect_datasets(root, layout)
+    found = [one for one in there if one.data in forms]
     if len(found) > 1:
         raise ConfigError(describe_choices(root, found))
     if not found:
+        if data in _IMAGENET_FORMS:
+            _refuse_other_format(data, root, there)
         return data, root
     same_files = data in FOLDER_FORMS and found[0].data in FOLDER_FORMS
     return data if same_files else found[0].data, found[0].folder
+
+
+def _refuse_other_format(data: str, root: Path, there: list[DetectedDataset]) -> None:
+    """Raise DataError if a folder without data of this format has photographs in another."""
+    found = [one for one in there if one.data in DATASETS and DATASETS[one.data].any_size]
+    if found:
+        first = f"{root}: not a dataset in the format {data}; what is here is read with:"
+        raise DataError("\n".join([first, *_list_choices(found)]))
 
 
 def describe_found(data: str, folder: Path, layout: LayoutOptions = _USUAL) -> str:
@@ -155,8 +167,12 @@ def describe_conversion(found: DetectedDataset) -> str:
 
 def describe_choices(root: Path, found: list[DetectedDataset]) -> str:
     """The error message for a folder with several datasets: the options that name each."""
-    lines = [f"  --data {f.data} --data-dir {f.folder}    ({f.files})" for f in found]
-    return "\n".join([f"{root}: there are several datasets here; choose one:", *lines])
+    first = f"{root}: there are several datasets here; choose one:"
+    return "\n".join([first, *_list_choices(found)])
+
+
+def _list_choices(found: list[DetectedDataset]) -> list[str]:
+    return [f"  --data {f.data} --data-dir {f.folder}    ({f.files})" for f in found]
 
 
 def _search(root: Path) -> Iterator[tuple[Path, list[str]]]:
