@@ -338,6 +338,22 @@ def test_words_too_few_or_too_many_point_to_the_help(fail, line):
     assert "--help" in said or "usage: " in said, said
 
 
+def test_names_that_begin_with_a_hyphen_follow_two(fail, capsys):
+    for name in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        add_images(f"-pets/{name}")
+    assert (
+        main(["data", "list", "--", "-pets"])
+        == main(["data", "list", "--json", "--", "-pets"])
+        == 0
+    )
+    assert capsys.readouterr().out.startswith("folder in -pets: 2 + 2 images, 2 classes")
+    Path("--help").mkdir()
+    assert "--help: nothing readable here" in fail("data", "list", "--", "--help", code=DATA)
+    said = fail("predict", "-pets", code=CONFIG)
+    assert "-pets: no such option; a path that begins with a hyphen is written ./-pets\n" in said
+    assert "--jsn: no such option" in fail("predict", "run", "--jsn", code=CONFIG)
+
+
 # --- data ---
 
 
