@@ -1,6 +1,7 @@
 """Recognises the dataset in a folder, mostly by the names of its files and folders."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ _SEARCHED_BELOW = {"packed", "cifar10", "cifar100", "mnist", "fashion-mnist"}
 _IMAGENET_FORMS = (*FOLDER_FORMS, "tfrecord", "tar", "parquet", "packed")
 _USUAL = LayoutOptions()
 _TABLES = (".csv", ".tsv", ".jsonl")  # may hold labels
+_COMPRESSED_SHARD = re.compile(
+    r"(\S+-)?(train|validation|valid|val)-\d+(-of-\d+)?(\.tfrecords?)?(\.tar)?\.(tgz|gz|bz2|xz|zst)"
+)
 _MEND_RIGHTS = "check its permissions"
 
 
@@ -106,6 +110,8 @@ def locate_dataset(data: str, root: Path, layout: LayoutOptions = _USUAL) -> tup
 
 def _refuse_other_format(data: str, root: Path, there: list[DetectedDataset]) -> None:
     """Raise DataError if a folder without data of this format has photographs in another."""
+    if any(map(_COMPRESSED_SHARD.fullmatch, os.listdir(root))):
+        raise DataError(describe_nothing(root))
     found = [one for one in there if one.data in DATASETS and DATASETS[one.data].any_size]
     if found:
         first = f"{root}: not a dataset in the format {data}; what is here is read with:"
@@ -142,6 +148,12 @@ def describe_files(sources: Iterable[Source]) -> str:
 
 def describe_nothing(root: Path) -> str:
     """The error message for a folder in which no dataset was found."""
+    packed = sorted(filter(_COMPRESSED_SHARD.fullmatch, os.listdir(root)))
+    if packed:
+        return (
+            f"{root / packed[0]}: is compressed, but images are read from anywhere in a shard; "
+            "decompress this file and the others"
+        )
     for folder in (root, *_list_readable_folders(root)):
         if has_loose_images(folder):
             tables = [path for path in sorted(root.iterdir()) if path.suffix in _TABLES]

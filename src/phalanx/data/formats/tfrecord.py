@@ -91,7 +91,7 @@ def scan_shard(path: Path) -> ShardScan:
             if class_name and 0 <= image.label < MAX_CLASSES:
                 _add_class_name(class_names, image.label, class_name, where)
     except UnreadableShard as error:
-        images.append(error.to_image())
+        images.append(error.to_image(path))
     return pack_scan(images, class_names)
 
 

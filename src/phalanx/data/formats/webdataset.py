@@ -130,7 +130,7 @@ def _scan_shard(path: Path) -> ShardScan:
             for member in _read_members(file, path):
                 _add_member(groups, member, path)
         except UnreadableShard as error:
-            lost = [error.to_image()]
+            lost = [error.to_image(path)]
             groups = {key: parts for key, parts in groups.items() if _is_complete(parts)}
         images = [_read_image(file, parts, f"{path}: sample {k!r}") for k, parts in groups.items()]
     return pack_scan(images + lost, {})
