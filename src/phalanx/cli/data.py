@@ -104,7 +104,7 @@ def _describe_dataset(data: str, folder: Path, reading: "Reading") -> dict[str, 
             facts[split], facts["classes"] = len(source), len(source.classes)
             sources.append(source)
         except DataError as error:
-            problems.append(str(error))
+            problems += [str(error)] if str(error) not in problems else []
     layout_text = describe_found(data, folder, layout)
     facts["why"] = layout_text or describe_files(sources) or DATA_FORMATS[data].files
     return {**facts, "ignored": count_ignored(sources), "problems": problems}
