@@ -66,6 +66,9 @@ def inspect_dataset(config: Config) -> DatasetSummary:
     }
     classes = sources["train"].classes
     fingerprints: dict[str, Any] = {split: sources[split].fingerprint() for split in splits}
+    manifest = find_manifest(expand_home(folder), fingerprints) if folder else None
+    if config.augment.use_bbox_info and isinstance(sources["train"], IndexedSource):
+        fingerprints["train"] |= {"boxes_sha256": sources["train"].index.hash_boxes()}
     return DatasetSummary(
         counts=DatasetCounts(
             train_images=len(sources["train"]),
@@ -81,7 +84,7 @@ def inspect_dataset(config: Config) -> DatasetSummary:
         },
         image_bytes=_find_image_bytes(sources["train"]),
         has_boxes=_has_boxes(sources["train"]),
-        manifest=find_manifest(expand_home(folder), fingerprints) if folder else None,
+        manifest=manifest,
         layout="; ".join(_describe_data(config, len(sources["valid"]))),
         ignored=count_ignored(sources.values()),
     )
@@ -127,12 +130,8 @@ def build_layout_options(config: Config) -> "LayoutOptions":
 
 def _find_image_bytes(source: "Source") -> float | None:
     """The mean size of a stored image, if there is an index; bad images have no size."""
-    from phalanx.data.formats.index import IndexedSource
-
-    if not isinstance(source, IndexedSource):
-        return None
-    sizes = source.index.sizes
-    return float(sizes[sizes > 0].mean()) if (sizes > 0).any() else None
+    sizes = getattr(getattr(source, "index", None), "sizes", None)
+    return None if sizes is None or not (sizes > 0).any() else float(sizes[sizes > 0].mean())
 
 
 def _has_boxes(source: "Source") -> bool:
