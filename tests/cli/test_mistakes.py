@@ -1,5 +1,6 @@
 """Every mistake gets where, what and the way out, a code, and no traceback."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from PIL import Image
 
 import phalanx
 from phalanx.cli.main import main
+from phalanx.disk import quote_path
 from phalanx.errors import ConfigError
 
 CONFIG, DATA, CHECKPOINT = 2, 3, 4
@@ -352,6 +354,23 @@ def test_names_that_begin_with_a_hyphen_follow_two(fail, capsys):
     said = fail("predict", "-pets", code=CONFIG)
     assert "-pets: no such option; a path that begins with a hyphen is written ./-pets\n" in said
     assert "--jsn: no such option" in fail("predict", "run", "--jsn", code=CONFIG)
+
+
+def test_commands_in_messages_can_be_copied(fail, capsys):
+    line = "train demo --steps 1 --validation false --device cpu"
+    assert main([*line.split(), "--run-dir", "my run"]) == 0
+    assert capsys.readouterr()
+    facts = json.loads(Path("my run/run.json").read_text())
+    assert facts["command"] == f"phalanx {line} --run-dir 'my run'"
+    said = fail("train", "--resume", "my run", "--steps", "2", code=CONFIG)
+    assert "phalanx train --fork 'my run' --run-dir NEW --steps 2" in said
+    assert "`phalanx train --resume 'my run'` continues it" in fail("plan", "my run", code=CONFIG)
+    for name in ("a b/train/cat", "a b/train/dog", "-c/train/cat", "-c/train/dog"):
+        add_images(f"sets/{name}")
+    said = fail("train", "--data-dir", "sets", code=CONFIG)
+    assert "\n  --data folder --data-dir sets/-c    (" in said
+    assert "\n  --data folder --data-dir 'sets/a b'    (" in said
+    assert [quote_path(name) for name in ("-x y", "x")] == ["'./-x y'", "x"]
 
 
 # --- data ---

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -82,7 +83,7 @@ class ParsedArgs:
     @property
     def line(self) -> str:
         """The whole command line."""
-        return " ".join(["phalanx", self.command, *self.words])
+        return shlex.join(["phalanx", *self.command.split(), *self.words])
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]

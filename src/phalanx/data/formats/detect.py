@@ -14,6 +14,7 @@ from phalanx.data.formats.sources import DATA_FORMATS, FOLDER_FORMS, Source, ref
 from phalanx.data.layouts.image_files import has_loose_images, list_folders
 from phalanx.data.layouts.listing import LayoutOptions
 from phalanx.data.layouts.split_folders import find_split_folders
+from phalanx.disk import quote_path
 from phalanx.errors import ConfigError, DataError
 
 _MAX_DEPTH = 3
@@ -173,7 +174,7 @@ def describe_conversion(found: DetectedDataset) -> str:
     """The error message for a dataset that must be converted before training."""
     return (
         f"{found.folder}: {found.data} as it is distributed ({found.files}); convert it with "
-        f"`phalanx data build {found.folder} --to packed --out DIR`, then train on DIR"
+        f"`phalanx data build {quote_path(found.folder)} --to packed --out DIR`, then train on DIR"
     )
 
 
@@ -184,7 +185,7 @@ def describe_choices(root: Path, found: list[DetectedDataset]) -> str:
 
 
 def _list_choices(found: list[DetectedDataset]) -> list[str]:
-    return [f"  --data {f.data} --data-dir {f.folder}    ({f.files})" for f in found]
+    return [f"  --data {f.data} --data-dir {quote_path(f.folder)}    ({f.files})" for f in found]
 
 
 def _search(root: Path) -> Iterator[tuple[Path, list[str]]]:
