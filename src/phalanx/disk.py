@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -72,6 +73,17 @@ def describe_free_space(path: Path) -> str:
     if folder is None:
         return ""
     return f" ({format_bytes(shutil.disk_usage(folder).free)} free on {folder})"
+
+
+def expand_home(path: str | Path) -> Path:
+    """The path with a leading ~ replaced by a home; as it is if there is no such user or home."""
+    return Path(os.path.expanduser(path))  # Path.expanduser raises: a folder may be called ~old
+
+
+def quote_path(path: str | Path) -> str:
+    """The path as one word of a command line in a message; never one that looks like a flag."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

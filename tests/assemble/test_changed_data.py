@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from safetensors.numpy import load_file
 
 from phalanx.cli.main import main
 from phalanx.data.formats.sources import open_source
+from small_samples import make_samples, write_split
 
 FORMS = ("folder", "packed", "tar", "tfrecord")
 
@@ -99,6 +101,27 @@ def test_a_changed_validation_image_stops_the_resume(photos, tmp_path):
         assert (checkpoint / "seen.safetensors").exists()
     Image.new("RGB", (24, 24)).save(data / "val" / "cat" / "0.jpg")  # read after each epoch
     assert main(["train", "--resume", str(run)]) == 3
+
+
+def test_changed_boxes_stop_the_resume_of_a_run_that_uses_them(tmp_path, capsys):
+    data, run = tmp_path / "data", tmp_path / "run"
+    samples = make_samples(16, boxes=True)
+    for split in ("train", "valid"):
+        write_split("tar", samples, data, split)
+    (data / "metadata.json").unlink()
+    assert main([*words_of("tar", data, run), "--use-bbox-info"]) == 0
+    moved = [replace(sample, box=sample.box and (0.5, 0.5, 0.75, 0.75)) for sample in samples]
+    shutil.rmtree(data)
+    for split in ("train", "valid"):
+        write_split("tar", moved, data, split)
+    (data / "metadata.json").unlink()
+    rewind(run, step=4)
+    assert main(["train", "--resume", str(run)]) == 3
+    assert f"{run}: its train data has changed: boxes_sha256 " in capsys.readouterr().err
+    facts = json.loads((run / "run.json").read_text())
+    del facts["data"]["train"]["boxes_sha256"]  # as older releases stored it
+    (run / "run.json").write_text(json.dumps(facts))
+    assert main(["train", "--resume", str(run)]) == 0
 
 
 def test_accepting_changed_data_goes_with_a_resume(capsys):

@@ -1,5 +1,6 @@
 """Every mistake gets where, what and the way out, a code, and no traceback."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from PIL import Image
 
 import phalanx
 from phalanx.cli.main import main
+from phalanx.disk import quote_path
 from phalanx.errors import ConfigError
 
 CONFIG, DATA, CHECKPOINT = 2, 3, 4
@@ -94,7 +96,7 @@ VALUES = [
     ("train --epochs 1 --batch-size 9000", "--epochs: 1 epoch of 0.888889 steps is less than "),
     ("train --epoch-tail drop --batch-size 9000", "--epoch-tail drop: 8000 images do not fill "),
     ("train --device nonsense", "--device: expected auto, cpu, cuda, cuda:0,2 or mps, got 'non"),
-    ("train --data-dir x", "--data-dir: embedded does not read a folder; say what is there"),
+    ("train demo --data-dir x", "--data-dir: embedded does not read a folder; say what is there"),
     ("train --replicas many", "--replicas: expected a whole number or auto, got 'many'"),
     ("train --replicas 0", "--replicas: must be at least 1, got 0"),
     ("train --device cpu --replicas 16 --no-fold", "--no-fold: 16 replicas need 16 devices, and "
@@ -338,6 +340,39 @@ def test_words_too_few_or_too_many_point_to_the_help(fail, line):
     assert "--help" in said or "usage: " in said, said
 
 
+def test_names_that_begin_with_a_hyphen_follow_two(fail, capsys):
+    for name in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        add_images(f"-pets/{name}")
+    assert (
+        main(["data", "list", "--", "-pets"])
+        == main(["data", "list", "--json", "--", "-pets"])
+        == 0
+    )
+    assert capsys.readouterr().out.startswith("folder in -pets: 2 + 2 images, 2 classes")
+    Path("--help").mkdir()
+    assert "--help: nothing readable here" in fail("data", "list", "--", "--help", code=DATA)
+    said = fail("predict", "-pets", code=CONFIG)
+    assert "-pets: no such option; a path that begins with a hyphen is written ./-pets\n" in said
+    assert "--jsn: no such option" in fail("predict", "run", "--jsn", code=CONFIG)
+
+
+def test_commands_in_messages_can_be_copied(fail, capsys):
+    line = "train demo --steps 1 --validation false --device cpu"
+    assert main([*line.split(), "--run-dir", "my run"]) == 0
+    assert capsys.readouterr()
+    facts = json.loads(Path("my run/run.json").read_text())
+    assert facts["command"] == f"phalanx {line} --run-dir 'my run'"
+    said = fail("train", "--resume", "my run", "--steps", "2", code=CONFIG)
+    assert "phalanx train --fork 'my run' --run-dir NEW --steps 2" in said
+    assert "`phalanx train --resume 'my run'` continues it" in fail("plan", "my run", code=CONFIG)
+    for name in ("a b/train/cat", "a b/train/dog", "-c/train/cat", "-c/train/dog"):
+        add_images(f"sets/{name}")
+    said = fail("train", "--data-dir", "sets", code=CONFIG)
+    assert "\n  --data folder --data-dir sets/-c    (" in said
+    assert "\n  --data folder --data-dir 'sets/a b'    (" in said
+    assert [quote_path(name) for name in ("-x y", "x")] == ["'./-x y'", "x"]
+
+
 # --- data ---
 
 
@@ -352,6 +387,33 @@ def test_a_folder_that_is_not_named_or_not_there(fail):
     Path("file").write_text("")
     said = fail("train", "--data", "mnist", "--data-dir", "file", code=DATA)
     assert "file: is a file, not a folder" in said
+    for words in (["train"], ["plan"], ["validate", "resnet8"]):
+        assert " nowhere: no such folder; " in fail(*words, "--data-dir", "nowhere", code=DATA)
+    add_images("cats")
+    said = fail("train", "--data-dir", "cats", code=DATA)
+    assert said.startswith("phalanx train: cats: found images but no class folders; move them")
+
+
+def test_a_folder_may_be_named_like_a_home_that_nobody_has(fail):
+    said = fail("train", "--data-dir", "~nobody-here", code=DATA)
+    assert "~nobody-here: no such folder" in said
+    for name in ("cat", "dog"):
+        add_images(f"~nobody-here/train/{name}")
+        add_images(f"~nobody-here/val/{name}")
+    line = "--data-dir ~nobody-here --model resnet8 --batch-size 1 --image-size 16"
+    assert main(["plan", *line.split()]) == 0
+
+
+def test_data_in_another_format_than_the_named_one_is_recognised(fail):
+    for name in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        add_images(f"pets/{name}")
+    for data in ("tar", "tfrecord", "packed"):
+        said = fail("train", "--data", data, "--data-dir", "pets", code=DATA)
+        first, line = said.splitlines()
+        assert first.endswith(
+            f" pets: not a dataset in the format {data}; what is here is read with:"
+        )
+        assert line.startswith("  --data folder --data-dir pets    (images in class folders")
 
 
 @pytest.mark.parametrize("data", ["folder", "mnist", "fashion-mnist", "cifar10"])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 import phalanx
 from phalanx.assemble.feed import build_normaliser
@@ -68,6 +68,21 @@ def test_the_cards_preparation_is_ours(exported, augment, how, tmp_path):
     assert found.dtype == np.float32 and found.shape == ours.shape
     spread = ours.max() - ours.min()
     assert np.abs(found - ours).max() < 0.01 * spread  # a byte more or less
+
+
+@pytest.mark.parametrize("form", ["safetensors", "timm"])
+def test_the_card_opens_photos_that_are_turned_or_have_16_bits_as_we_do(exported, form, tmp_path):
+    program = find_programs(describe_usage(exported.metadata, form, "a"))[-1]
+    compile(program, "card", "exec")
+    opening = re.search(r"(    image = Image.open\(path\)\n.*?convert.*?\n)", program, re.DOTALL)[1]
+    names = {"np": np, "Image": Image, "ImageOps": ImageOps}
+    exec(f"def open_image(path):\n{opening}    return image\n", names)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    grey = np.add.outer(700 * np.arange(30), 300 * np.arange(20)).astype(np.uint16)
+    Image.fromarray(grey).save(tmp_path / "a.png", exif=exif)
+    ours = decode((tmp_path / "a.png").read_bytes(), "a.png", upright=True)
+    assert np.array_equal(np.asarray(names["open_image"](tmp_path / "a.png")), ours)
 
 
 def test_the_card_says_what_the_model_is(exported, run):

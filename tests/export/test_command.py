@@ -8,6 +8,7 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import load_file
 
 import phalanx
@@ -177,6 +178,22 @@ def test_a_place_that_cannot_be_written_is_told(run, capsys):
     assert main(words) == 6
     assert "cannot be written" in (told := capsys.readouterr().err)
     assert told.endswith("fix that or choose another --out\n")
+
+
+def test_names_that_are_not_utf8_are_escaped_or_refused(tmp_path, capsys):
+    for split in ("train", "val"):
+        for name in ("cat\udcff", "dog"):
+            folder = tmp_path / "pets" / split / name
+            folder.mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(folder / "0.png")
+    small = {"model": "resnet8", "image_size": 8, "batch_size": 2, "steps": 1, "workers": 0}
+    run = tmp_path / "run\udcff"
+    phalanx.train(data_dir=tmp_path / "pets", run_dir=run, device="cpu", **small)
+    done = phalanx.export(run, format="safetensors", out=tmp_path / "a.safetensors")
+    assert done.metadata.classes == (r"cat\udcff", "dog")
+    assert r"run\udcff" in done.card.read_text()
+    assert main(["export", str(run)]) == 2
+    assert "is not UTF-8, and what opens models reads no other paths" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["_a.b-c", "a" * 100, "7"])

@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
+from phalanx.disk import expand_home
 from phalanx.errors import ConfigError
 from phalanx.plan.machine_choice import choose_machine, resolve_replicas
 from phalanx.plan.model import build_variant, choose_image_size
@@ -66,6 +66,9 @@ def inspect_dataset(config: Config) -> DatasetSummary:
     }
     classes = sources["train"].classes
     fingerprints: dict[str, Any] = {split: sources[split].fingerprint() for split in splits}
+    manifest = find_manifest(expand_home(folder), fingerprints) if folder else None
+    if config.augment.use_bbox_info and isinstance(sources["train"], IndexedSource):
+        fingerprints["train"] |= {"boxes_sha256": sources["train"].index.hash_boxes()}
     return DatasetSummary(
         counts=DatasetCounts(
             train_images=len(sources["train"]),
@@ -81,7 +84,7 @@ def inspect_dataset(config: Config) -> DatasetSummary:
         },
         image_bytes=_find_image_bytes(sources["train"]),
         has_boxes=_has_boxes(sources["train"]),
-        manifest=find_manifest(Path(folder).expanduser(), fingerprints) if folder else None,
+        manifest=manifest,
         layout="; ".join(_describe_data(config, len(sources["valid"]))),
         ignored=count_ignored(sources.values()),
     )
@@ -93,7 +96,7 @@ def _describe_data(config: Config, valid_images: int) -> Iterator[str]:
 
     data, folder = _locate_data(config)
     if folder is not None and (
-        text := describe_data_layout(data, Path(folder).expanduser(), build_layout_options(config))
+        text := describe_data_layout(data, expand_home(folder), build_layout_options(config))
     ):
         yield text
     if config.data.val_split is not None:
@@ -108,7 +111,7 @@ def _locate_data(config: Config) -> tuple[str, str | None]:
         return data, None
     from phalanx.data.formats.detect import locate_dataset
 
-    data, place = locate_dataset(data, Path(folder).expanduser(), build_layout_options(config))
+    data, place = locate_dataset(data, expand_home(folder), build_layout_options(config))
     return data, str(place)
 
 
@@ -127,12 +130,8 @@ def build_layout_options(config: Config) -> "LayoutOptions":
 
 def _find_image_bytes(source: "Source") -> float | None:
     """The mean size of a stored image, if there is an index; bad images have no size."""
-    from phalanx.data.formats.index import IndexedSource
-
-    if not isinstance(source, IndexedSource):
-        return None
-    sizes = source.index.sizes
-    return float(sizes[sizes > 0].mean()) if (sizes > 0).any() else None
+    sizes = getattr(getattr(source, "index", None), "sizes", None)
+    return None if sizes is None or not (sizes > 0).any() else float(sizes[sizes > 0].mean())
 
 
 def _has_boxes(source: "Source") -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.catalog.datasets import DATASETS, PUBLISHED
 from phalanx.config.read import Settings, read_settings
+from phalanx.disk import expand_home
 from phalanx.errors import ConfigError, DataError
 from phalanx.plan.model import choose_image_size
 from phalanx.units import format_plural
@@ -43,7 +44,7 @@ def read_settings_with_data(
         from phalanx.data.formats.sources import refuse_no_folder
 
         hint = "DATA_DIR names it; correct or unset that, or name a dataset with --data-dir"
-        refuse_no_folder(Path(folder).expanduser(), hint)
+        refuse_no_folder(expand_home(folder), hint)
         note = (
             f"DATA_DIR is {folder}, where no dataset was recognised: using the embedded one; name "
             "another with --data and --data-dir"
@@ -73,7 +74,7 @@ def make_data_dir_absolute(settings: Settings) -> Settings:
     A path that begins with ~ stays as it is: it may differ between hosts.
     """
     data = settings.config.data
-    if data.data_dir is None or Path(data.data_dir).expanduser().is_absolute():
+    if data.data_dir is None or expand_home(data.data_dir).is_absolute():
         return settings
     whole = {"data_dir": str(Path(data.data_dir).absolute())}
     config = settings.config.model_copy(update={"data": data.model_copy(update=whole)})
@@ -92,26 +93,32 @@ def _find_data_folder(flags: Mapping[str, str]) -> str:
     """The data folder that flags name; empty if they name none."""
     folder = next((flags[name] for name in _FOLDER_FLAGS if flags.get(name)), "")
     if not folder and _read_layout(flags).labels:  # paths are relative to the folder of the file
-        folder = str(Path(flags["labels"]).expanduser().absolute().parent)
+        folder = str(expand_home(flags["labels"]).absolute().parent)
     return folder
 
 
 def _infer_data_flags(
     preset: str | None, flags: Mapping[str, str], folder: str, *, problems: tuple[str, ...]
 ) -> dict[str, str]:
-    """The flags that name the data in a folder; none if unknown or if the preset keeps its own."""
-    if not Path(folder).expanduser().is_dir():
+    """The flags that name the data in a folder; none if unknown or if the preset keeps its own.
+
+    Raises DataError for a folder that only a flag names, if it holds nothing known.
+    """
+    root = expand_home(folder)
+    must_be = preset is None and not problems and not flags.keys().isdisjoint(_FOLDER_FLAGS)
+    if not must_be and not root.is_dir():
         return {}
     # takes half a second to import, so only when needed
-    from phalanx.data.formats.detect import detect_datasets
+    from phalanx.data.formats.detect import describe_no_dataset, detect_datasets
 
-    detected = detect_datasets(Path(folder).expanduser(), _read_layout(flags))
+    detected = detect_datasets(root, _read_layout(flags))
+    if must_be and not detected:
+        raise DataError(describe_no_dataset(root))
     if preset is not None:
         settings = read_settings(preset, flags, problems=problems)
         named = settings.config.data.data
-        is_asked = not flags.keys().isdisjoint(
-            {*_FOLDER_FLAGS, "labels"}
-        )  # else from the environment
+        # else from the environment
+        is_asked = not flags.keys().isdisjoint({*_FOLDER_FLAGS, "labels"})
         keeps_own = not DATASETS[named].any_size or not (is_asked or DATASETS[named].needs_folder)
         if keeps_own or named in {finding.data for finding in detected}:
             return {}
@@ -137,9 +144,9 @@ def _resolve_data_folder(settings: Settings, data_dir: str) -> Settings:
     from phalanx.data.formats.detect import locate_dataset
 
     options = settings.config.data
-    if not DATASETS[options.data].needs_folder or not Path(data_dir).expanduser().is_dir():
+    if not DATASETS[options.data].needs_folder or not expand_home(data_dir).is_dir():
         return settings
-    root, layout = Path(data_dir).expanduser(), build_layout_options(settings.config)
+    root, layout = expand_home(data_dir), build_layout_options(settings.config)
     form, folder = locate_dataset(options.data, root, layout)
     found = {"data": form} if form != options.data else {}
     if folder != root or options.data_dir is None:
@@ -166,7 +173,7 @@ def _choose_data_flags(detected: "list[DetectedDataset]", folder: str) -> dict[s
 def fetch_missing_dataset(settings: Settings, say: Callable[[str], None]) -> Settings:
     """The settings with the folder of a published dataset, downloaded if it is missing."""
     options = settings.config.data
-    folder = Path(options.data_dir).expanduser() if options.data_dir else None
+    folder = expand_home(options.data_dir) if options.data_dir else None
     if options.data not in PUBLISHED or options.no_fetch or (folder and folder.is_file()):
         return settings
     from phalanx.data.fetch import fetch_dataset

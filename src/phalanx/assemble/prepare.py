@@ -289,9 +289,9 @@ def _refuse_other_data(dataset: DatasetSummary, stored: Mapping[str, Any], run: 
     for split, now in dataset.fingerprints.items():
         before = stored["data"][split]
         parts = [
-            f"{key} {before.get(key)} then, {now.get(key)} now"
-            for key in sorted({*before, *now})
-            if before.get(key) != now.get(key)
+            f"{key} {before[key]} then, {now.get(key)} now"
+            for key in sorted(before)  # older releases stored fewer
+            if before[key] != now.get(key)
         ]
         if parts:
             changes.append(f"its {split} data has changed: {'; '.join(parts)}")

@@ -34,6 +34,7 @@ from phalanx.assemble.torch_setup import find_scoring_device, prepare_torch
 from phalanx.config.schema import Config
 from phalanx.data.loading.device import Normaliser
 from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
+from phalanx.disk import expand_home
 from phalanx.engine.checkpoint import convert_content_errors, load_checkpoint, load_weights
 from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS, FACTS, WEIGHTS, read_files
 from phalanx.engine.evaluate import Score, ValidBatch, evaluate
@@ -85,7 +86,7 @@ class Session:
         )
         local_rank = ranks.world.local_rank if ranks else 0
         cache = config.machine.model_cache_path
-        self._cache = set_compiler_cache(Path(cache).expanduser() if cache else None)
+        self._cache = set_compiler_cache(expand_home(cache) if cache else None)
         self.device = prepare_torch(plan, local_rank=local_rank)
         self.memory = MemoryMeter(self.device)  # created before the first weight
         self.preprocessing = build_preprocessing(config, plan)

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -82,7 +83,7 @@ class ParsedArgs:
     @property
     def line(self) -> str:
         """The whole command line."""
-        return " ".join(["phalanx", self.command, *self.words])
+        return shlex.join(["phalanx", *self.command.split(), *self.words])
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -214,9 +215,15 @@ class _Parser(argparse.ArgumentParser):
 def parse_args(command: Command, argv: Sequence[str]) -> ParsedArgs:
     """Parse a command's words; unknown flags become problems, so that all are reported together."""
     spellings = {old: name for old, name in SPELLINGS.items() if name in command.options}
-    words = _join_lists(command, spellings, argv)
+    own = argv[: argv.index("--")] if "--" in argv else argv
+    words = _join_lists(command, spellings, own)
     known, problems = _split_off_unknown(command, spellings, words)
-    values = vars(_build_parser(command, spellings).parse_args(known))
+    for word in argv[len(own) :]:  # none of these is a flag, so -x is the file ./-x
+        known.append(f"./{word}" if word.startswith("-") and word != "--" else word)
+    try:
+        values = vars(_build_parser(command, spellings).parse_args(known))
+    except ConfigError as error:
+        raise ConfigError("\n".join([*problems, str(error)])) from None
     flags = {
         name: values.pop(f"option {name}") for name in command.options if f"option {name}" in values
     }
@@ -245,6 +252,8 @@ def _split_off_unknown(
             )
         elif re.match("--|-[a-zA-Z]", name) and name not in flags:
             way_out = suggest_option(name, sorted(flags - aliases), given)
+            if os.path.lexists(word):
+                way_out = f"a path that begins with a hyphen is written ./{word}"
             problems.append(f"{name}: no such option; {way_out}")
             skip = not equals
         elif skip and not re.match("--|-[a-zA-Z]", word):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.cli.command import ALL_OPTIONS, LAYOUT_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.progress import REWRITE_S, ProgressLine
 from phalanx.config.read import Settings
+from phalanx.disk import expand_home
 from phalanx.errors import ConfigError, DataError
 from phalanx.report.terminal import drawing_stream
 from phalanx.units import format_bytes, format_plural
@@ -51,9 +52,9 @@ def _list_data(args: ParsedArgs) -> None:
 def _find_listed_folder(args: ParsedArgs, source_options: "SourceOptions") -> Path:
     """The folder to look into: the one that is named, else that of the file of labels."""
     if args["dir"]:
-        return Path(args["dir"]).expanduser()
+        return expand_home(args["dir"])
     if source_options.layout.labels is not None:  # paths in it are counted from there
-        return Path(source_options.layout.labels).expanduser().absolute().parent
+        return expand_home(source_options.layout.labels).absolute().parent
     flag = next(iter(args.flags))
     raise ConfigError(f"--{flag}: say which folder: phalanx data list DIR --{flag} ...")
 
@@ -107,7 +108,7 @@ def _describe_dataset(data: str, folder: Path, source_options: "SourceOptions") 
             facts[split], facts["classes"] = len(source), len(source.classes)
             sources.append(source)
         except DataError as error:
-            problems.append(str(error))
+            problems += [str(error)] if str(error) not in problems else []
     layout_text = describe_data_layout(data, folder, layout)
     facts["why"] = layout_text or describe_files(sources) or DATA_FORMATS[data].files
     return {**facts, "ignored": count_ignored(sources), "problems": problems}

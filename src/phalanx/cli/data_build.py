@@ -1,11 +1,11 @@
 """`phalanx data build`: data from one format into another."""
 
 import time
-from pathlib import Path
 from typing import Any
 
 from phalanx.cli.command import LAYOUT_OPTIONS, LIMIT_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.progress import ImageProgress
+from phalanx.disk import expand_home
 from phalanx.errors import ConfigError
 from phalanx.units import format_count, format_plural, format_seconds, parse_share
 
@@ -83,8 +83,8 @@ def _build_data(args: ParsedArgs) -> None:
     )
     began = time.monotonic()
     results = build_dataset(
-        Path(src).expanduser(),
-        Path(out).expanduser(),
+        expand_home(src),
+        expand_home(out),
         options,
         source_options=args.read_source_options(),
         max_bad=_read_share(args["--max-bad"]),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from phalanx.cli.command import LAYOUT_OPTIONS, LIMIT_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.data_build import read_number
 from phalanx.cli.progress import ImageProgress
+from phalanx.disk import expand_home
 from phalanx.errors import ConfigError, DataError
 from phalanx.report.terminal import drawing_stream
 from phalanx.units import format_count, format_seconds
@@ -42,7 +43,7 @@ def _verify_data(args: ParsedArgs) -> int:
 
     if not args["dir"]:
         raise ConfigError("say which folder to check: phalanx data verify DIR")
-    root, began = Path(args["dir"]).expanduser(), time.monotonic()
+    root, began = expand_home(args["dir"]), time.monotonic()
     out = _read_output_path(args["--out"])
     source_options = args.read_source_options()
     result = verify_dataset(
@@ -63,7 +64,7 @@ def _read_output_path(text: str | None) -> Path | None:
     """Where the page goes; None where none is asked for."""
     if text is None:
         return None
-    path = Path(text).expanduser()
+    path = expand_home(text)
     if path.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"--out {path}: expected a name that ends in .html")
     return path

@@ -136,7 +136,7 @@ def run_command(name: str | None, words: list[str]) -> int:
     from phalanx.cli.command import REGISTERED_COMMANDS, ParsedArgs, parse_args
 
     command = REGISTERED_COMMANDS[name]
-    own = words[: words.index("--")] if command.takes_command and "--" in words else words
+    own = words[: words.index("--")] if "--" in words else words
     if any(word in ("--help", "-h") for word in own):
         from phalanx.cli.help import show_command_help
 

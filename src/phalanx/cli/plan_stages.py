@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.catalog.variant import OwnVariant
 from phalanx.cli.command import ParsedArgs
 from phalanx.config.schema import Config
+from phalanx.disk import expand_home
 from phalanx.errors import ConfigError
 from phalanx.plan.model import build_variant
 from phalanx.plan.pipeline import count_in_flight, order_passes, time_backward, time_passes
@@ -104,7 +105,7 @@ def find_picture_file(args: ParsedArgs) -> Path | None:
         raise ConfigError(
             "--picture: needs the prediction that --no-memory skips; leave out one of them"
         )
-    return Path(text).expanduser()
+    return expand_home(text)
 
 
 def write_picture(picture: "StepPicture | str", file: Path) -> None:

@@ -4,12 +4,12 @@ import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.catalog.models import MODELS
 from phalanx.cli.command import ALL_OPTIONS, REGISTERED_COMMANDS, ParsedArgs, parse_args
 from phalanx.dialects.table import TARGET
+from phalanx.disk import expand_home
 from phalanx.errors import DataError, UserError
 from phalanx.plan.pipeline import count_stages
 from phalanx.port.new_command import expand_variables, find_variables
@@ -53,13 +53,13 @@ def add_absences(answer: PortedCommand) -> PortedCommand:
     found = []
     for name in ("data-dir", *names):
         path = expand_variables([flags.get(name, "")], environment)[0]
-        if path and not Path(path).expanduser().exists():
+        if path and not expand_home(path).exists():
             what = "folder" if name == "data-dir" else "run"
             planned = _PUBLISHED * (what == "folder" and answer.command.name == "train")
             found.append(f"{path}: there is no such {what} here{planned}")
     for spec in filter(None, flags.get("spec", "").split(",")):
         path = expand_variables([spec], environment)[0]
-        if not Path(path).expanduser().exists():
+        if not expand_home(path).exists():
             found.append(f"{path}: there is no such file here")
     unset = [name for name in find_variables(answer.command.words) if name not in environment]
     found += [f"${name}: is not set here; set it before you run the command" for name in unset]
@@ -80,7 +80,7 @@ def _count_images(answer: PortedCommand) -> int | None:
     """The number of training images in the folder of a training command; None if there is none."""
     args = _parse_training(answer)
     folder = args.flags.get("data-dir") if args else None
-    if args is None or not folder or not Path(folder).expanduser().is_dir():
+    if args is None or not folder or not expand_home(folder).is_dir():
         return None
     from phalanx.assemble.dataset_summary import inspect_dataset
 
@@ -110,7 +110,7 @@ def plan_ported(answer: PortedCommand) -> PortedPlan:
     if args is None:
         return PortedPlan()
     folder = args.flags.get("data-dir")
-    if folder and not Path(folder).expanduser().is_dir():
+    if folder and not expand_home(folder).is_dir():
         del args.flags["data-dir"]
 
     from phalanx.assemble.dataset_summary import plan_new_run

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import JSON_FLAG, Argument, ParsedArgs, command
+from phalanx.disk import expand_home
 from phalanx.errors import ConfigError
 from phalanx.units import format_bytes, format_count, format_plural
 
@@ -36,7 +37,7 @@ def _port_weights(args: ParsedArgs) -> None:
     args.refuse_problems()
     if not args["file"]:
         raise ConfigError("name the file with the old weights: phalanx port weights FILE")
-    out = Path(args["--out"]).expanduser()
+    out = expand_home(args["--out"])
     if out.exists():
         raise ConfigError(f"--out {out}: exists already; remove it, or name another file")
     if out.suffix != ".safetensors":
@@ -45,7 +46,7 @@ def _port_weights(args: ParsedArgs) -> None:
         )
     from phalanx.port_weights.convert import port_weights, write_ported
 
-    ported = port_weights(Path(args["file"]).expanduser(), args["--model"])
+    ported = port_weights(expand_home(args["file"]), args["--model"])
     write_ported(ported, out)
     facts = {
         "source": str(ported.source),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from phalanx.catalog.plugins import format_plugin_flag, list_loaded_plugins
 from phalanx.cli.command import Argument, ParsedArgs, command
+from phalanx.disk import quote_path
 from phalanx.errors import CheckpointError, ConfigError, DivergedError
 from phalanx.report.terminal import discard_output, escape_text, raw_stream
 
@@ -68,8 +69,8 @@ def _find_file(args: ParsedArgs) -> tuple[Path, Path]:
         )
     path = Path(args["file"])
     if path.is_dir():
-        flag = format_plugin_flag(list_loaded_plugins())
-        raise ConfigError(f"{path}: is a folder; to continue a sweep, give --resume {path}{flag}")
+        way_out = f"--resume {quote_path(path)}{format_plugin_flag(list_loaded_plugins())}"
+        raise ConfigError(f"{path}: is a folder; to continue a sweep, give {way_out}")
     if not path.is_file():
         raise ConfigError(
             f"{path}: no such file; it names a preset, what to search and how, as in: "

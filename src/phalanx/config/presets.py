@@ -10,6 +10,7 @@ from pathlib import Path
 
 from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.config.text import dump_entries, read_entries, read_text
+from phalanx.disk import quote_path
 from phalanx.errors import ConfigError, suggest
 
 LOCAL_FOLDER = Path("presets")
@@ -76,11 +77,13 @@ def _refuse_folder(name: str) -> None:
     """Say what a folder's name is given as, where that of a preset or a file is wanted."""
     if (Path(name) / "run.json").is_file():
         raise ConfigError(
-            f"{name}: is a run, not a preset; `phalanx train --resume {name}` continues it"
+            f"{name}: is a run, not a preset; `phalanx train --resume {quote_path(name)}` "
+            "continues it"
         )
     if Path(name).is_dir():
         raise ConfigError(
-            f"{name}: is a folder, not a preset; if the images are in it, give --data-dir {name}"
+            f"{name}: is a folder, not a preset; if the images are in it, give "
+            f"--data-dir {quote_path(name)}"
         )
 
 

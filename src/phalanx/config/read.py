@@ -6,7 +6,6 @@ All errors that can be detected without torch are reported here.
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -23,6 +22,7 @@ from phalanx.config.hints import suggest_option
 from phalanx.config.presets import Preset, find_preset
 from phalanx.config.schema import OPTIONS, SPELLINGS, Config, Option
 from phalanx.config.text import OptionValue, parse_option_text, read_option_file
+from phalanx.disk import expand_home
 from phalanx.errors import ConfigError, join_problems, suggest
 from phalanx.units import Duration, parse_duration
 
@@ -292,7 +292,7 @@ def _fill_dependent_options(merged: _Layer) -> None:
     for name in ("init-weights", "labels"):  # absolute, so that a resume finds them
         path = _get_value(merged, name)
         if isinstance(path, str) and path:
-            whole = str(Path(path).expanduser().absolute())
+            whole = str(expand_home(path).absolute())
             merged[name] = replace(merged[name], value=whole)
 
 

@@ -18,7 +18,7 @@ from typing import BinaryIO
 from phalanx.data.formats.arrays import compute_md5
 from phalanx.data.formats.cifar import CIFAR_LAYOUTS
 from phalanx.data.formats.idx import IDX_FOLDERS, IDX_MD5
-from phalanx.disk import describe_free_space, remove_quietly, sync_folder
+from phalanx.disk import describe_free_space, expand_home, remove_quietly, sync_folder
 from phalanx.errors import ConfigError, DataError, DiskError, suggest
 
 _MAX_FAILURES = 5  # connections in a row without a new byte
@@ -103,7 +103,7 @@ def fetch_dataset(
     package = Path(published.package) if published.package else None
     if data_dir is None and package and published.is_in(package):
         return _FetchResult(folder=package)
-    root = Path("data") / data if data_dir is None else data_dir.expanduser()
+    root = Path("data") / data if data_dir is None else expand_home(data_dir)
     if any(published.is_in(root / folder) for folder in published.folders):
         return _FetchResult(folder=root)
     target = root / published.subfolder

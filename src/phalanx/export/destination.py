@@ -18,11 +18,24 @@ _UNKNOWN = "exists, and is not known to be an export; choose another --out, or r
 _SHOWN = 3
 
 
+def _is_utf8(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def refuse_existing(path: Path, files: Collection[str]) -> None:
     """Raise where something lies at a path that is not an earlier export of the same kind.
 
     files: in an export that is a folder, the model first; none for one that is a file.
     """
+    if not _is_utf8(path):
+        raise ConfigError(
+            f"--out {path}: is not UTF-8, and what opens models reads no other paths; choose "
+            "another --out"
+        )
     with convert_out_errors(path, _ADVICE):
         file = next((parent for parent in path.parents if parent.is_file()), None)
         if file is not None:

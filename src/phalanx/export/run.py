@@ -106,7 +106,7 @@ def export_model(
             notes=draft.notes,
         )
         size = sum(file.stat().st_size for file in stage.rglob("*") if file.is_file())
-        write_file(stage / CARD, text)
+        write_file(stage / CARD, _to_utf8(text))
         refuse_existing(path, files)  # the check takes a while, in which others may have written
         card = path / CARD if files else choose_card_path(path)
         if files:
@@ -147,12 +147,16 @@ def _build_metadata(
                 "changed by hand, or by another version of Phalanx: restore it from a copy"
             )
         averaged = start.use == "score average" or "averaged" in start.facts
-        origin |= {"run": source.name, "step": start.facts["state"]["step"], "averaged": averaged}
+        origin |= {
+            "run": _to_utf8(source.name),
+            "step": start.facts["state"]["step"],
+            "averaged": averaged,
+        }
     has_head = find_head(to_unit_model(session.model)) is not None
     return ModelMetadata(
         name=options.choose_name(source),
         model=session.config.model.model,
-        classes=session.classes,
+        classes=tuple(map(_to_utf8, session.classes)),
         preprocessing=preprocessing,
         preprocessing_fingerprint=preprocessing.fingerprint,
         input="image" if options.with_preprocessing else "tensor",
@@ -161,6 +165,11 @@ def _build_metadata(
         phalanx=__version__,
         **origin,
     )
+
+
+def _to_utf8(text: str) -> str:
+    """The text with bytes of names that are not UTF-8 escaped: files of others hold text."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _open_draft(draft: Draft, stage: Path) -> Runner:

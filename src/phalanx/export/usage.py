@@ -20,6 +20,10 @@ def resize(image, width, height):
     image = Image.fromarray(np.rint(pixels).astype(np.uint8))
     return image.resize((width, height), Image.Resampling.BILINEAR)
 """
+_EIGHT_BITS = """\
+    if image.mode.startswith("I"):  # 16 bits per pixel, which Pillow would cut off at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+"""
 _WHOLE = "    image = resize(image, {size}, {size})\n"
 _CENTRE = """\
     scale = {short} / min(image.size)
@@ -110,9 +114,10 @@ def classify(path):
 _TIMM = """\
 import sys
 
+import numpy as np
 import timm
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 model = timm.create_model("local-dir:.", pretrained=True).eval()
 prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
@@ -120,8 +125,8 @@ classes = model.pretrained_cfg["label_names"]
 
 
 def classify(path):
-    with torch.no_grad():
-        logits = model(prepare(Image.open(path).convert("RGB"))[None])
+@OPEN@    with torch.no_grad():
+        logits = model(prepare(image)[None])
     return logits[0].softmax(0).numpy()
 
 
@@ -164,7 +169,7 @@ def _describe_timm(metadata: ModelMetadata, file: str) -> list[str]:
     return [
         "With timm 1.0.20 or later, in this folder; on the Hugging Face hub, "
         '`"hf-hub:USER/NAME"` replaces `"local-dir:."`:',
-        f"```python\n{_TIMM}{_ANSWER}```",
+        _format_program(_TIMM + _ANSWER, metadata, file),
         "timm interpolates a little differently when it resizes images, which may change an answer "
         "that was close.",
     ]
@@ -215,6 +220,7 @@ def _format_program(template: str, metadata: ModelMetadata, file: str) -> str:
     """A program as a block of Markdown."""
     values = {
         "@PREPARE@": _format_preparation(metadata),
+        "@OPEN@": _write_opening(metadata),
         "@INPUT@": metadata.input_name,
         "@KIND@": "UINT8" if metadata.input == "image" else "FP32",
         "@NAME@": metadata.name,
@@ -231,7 +237,6 @@ def _format_preparation(metadata: ModelMetadata) -> str:
     size, values = how.image_size, {"mean": list(how.mean), "std": list(how.std)}
     crops = how.augment == "resized-crop"
     fit = (_CENTRE if crops else _WHOLE).format(size=size, short=round(size / how.eval_crop))
-    upright = "    image = ImageOps.exif_transpose(image)\n" if how.exif_orientation else ""
     if metadata.input == "image":
         end = "    return np.asarray(image)\n"
     else:
@@ -240,7 +245,11 @@ def _format_preparation(metadata: ModelMetadata) -> str:
             f"    pixels = np.asarray(image, np.float32)\n{normalise}"
             "    return pixels.astype(np.float32).transpose(2, 0, 1)\n"
         )
-    return (
-        f"{_RESIZE}\n\ndef prepare(path):\n    image = Image.open(path)\n{upright}"
-        f'    image = image.convert("RGB")\n{fit}{end}'
-    )
+    return f"{_RESIZE}\n\ndef prepare(path):\n{_write_opening(metadata)}{fit}{end}"
+
+
+def _write_opening(metadata: ModelMetadata) -> str:
+    """Lines that open an image file as `read_rgb` does: upright if the run had it so, and RGB."""
+    turn = "    image = ImageOps.exif_transpose(image)\n"
+    upright = turn if metadata.preprocessing.exif_orientation else ""
+    return f'    image = Image.open(path)\n{upright}{_EIGHT_BITS}    image = image.convert("RGB")\n'

@@ -26,6 +26,7 @@ from phalanx.catalog.plugins import format_plugin_flag
 from phalanx.disk import (
     convert_disk_errors,
     file_lock,
+    quote_path,
     remove_dead_parts,
     remove_quietly,
     sync_folder,
@@ -141,12 +142,12 @@ class RunFolder:
     @property
     def resume_command(self) -> str:
         """The command that continues this run."""
-        return f"phalanx train --resume {self.path}{self.plugin_flag}"
+        return f"phalanx train --resume {quote_path(self.path)}{self.plugin_flag}"
 
     @property
     def fork_command(self) -> str:
         """The command that starts a new run from this one."""
-        return f"phalanx train --fork {self.path} --run-dir NEW{self.plugin_flag}"
+        return f"phalanx train --fork {quote_path(self.path)} --run-dir NEW{self.plugin_flag}"
 
     @property
     def has_steps(self) -> bool:
@@ -249,7 +250,7 @@ def _refuse_used(path: Path, config_text: str) -> None:
     """Raise unless `path` is free: absent, an empty folder, or this run killed at its start."""
     if is_run_folder(path):
         raise ConfigError(
-            f"--run-dir {path}: already holds a run; continue it with --resume {path}"
+            f"--run-dir {path}: already holds a run; continue it with --resume {quote_path(path)}"
             f"{RunFolder(path).plugin_flag}, or choose another --run-dir"
         )
     if path.is_dir():

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic
 
 from phalanx.catalog.plugins import format_plugin_flag, list_loaded_plugins
-from phalanx.disk import file_lock, remove_dead_parts, write_atomically
+from phalanx.disk import file_lock, quote_path, remove_dead_parts, write_atomically
 from phalanx.errors import (
     EXIT_LEFT_AT_ONCE,
     EXIT_STOPPED,
@@ -118,7 +118,8 @@ def _make_stop(state: SweepState) -> Stopped:
 
 def _resume_command(state: SweepState) -> str:
     """The command that continues the sweep."""
-    return f"phalanx sweep --resume {state.folder}{format_plugin_flag(list_loaded_plugins())}"
+    flag = format_plugin_flag(list_loaded_plugins())
+    return f"phalanx sweep --resume {quote_path(state.folder)}{flag}"
 
 
 def _refuse_common_mistake(state: SweepState) -> None:

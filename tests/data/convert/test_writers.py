@@ -235,6 +235,14 @@ def test_a_class_name_of_two_lines_is_refused(tmp_path):
             write_split(to, make_samples(3), tmp_path, classes=("a\nb", "c", "d"))
 
 
+@pytest.mark.parametrize("classes", [("0:cat", "1:dog", "2:cow"), ("0:background", "1\ta", "2:b")])
+def test_class_names_that_begin_with_a_number_keep_it(tmp_path, classes):
+    for to, open_split in (("tar", open_tar), ("tfrecord", open_tfrecord)):
+        write_split(to, make_samples(3), tmp_path / to, classes=classes)
+        source = open_split(tmp_path / to, "train")
+        assert source.classes == classes and not any(map(source.fault, range(3)))
+
+
 def test_every_format_says_what_it_stores():
     assert {to for to, writer in OUTPUT_FORMATS.items() if writer.only_jpeg} == {
         "tfrecord",

@@ -1,6 +1,8 @@
 """What lies in a folder is told by its names, however deep it is nested."""
 
+import bz2
 import gzip
+import lzma
 import os
 
 import numpy as np
@@ -10,7 +12,10 @@ from PIL import Image
 from phalanx.assemble.find_data import read_settings_with_data
 from phalanx.data.formats.detect import detect_datasets
 from phalanx.data.formats.sources import DATA_FORMATS
+from phalanx.data.formats.tfrecord import open_tfrecord
+from phalanx.data.formats.webdataset import open_tar
 from phalanx.errors import ConfigError, DataError
+from small_samples import make_samples, write_split
 
 SYNSETS = ("n02100735", "n02119789")
 
@@ -125,6 +130,24 @@ def test_nothing_found_and_nothing_there_are_mistakes(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="is a file, not a folder"):
         detect_datasets(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["train-000000.tgz", "train-00000-of-00001.gz", "val-0.tar.zst"])
+@pytest.mark.parametrize("preset", [None, "imagenet-resnet50", "folder-resnet18"])
+def test_shards_that_are_compressed_by_name_are_to_be_decompressed(tmp_path, name, preset):
+    write_files(tmp_path, name, "classes.txt")
+    with pytest.raises(DataError, match=rf"{name}: is compressed, .*; decompress this file and"):
+        read_settings_with_data(preset, {"data-dir": str(tmp_path)})
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, bz2.compress])
+def test_shards_that_are_compressed_under_their_plain_name_are_told(tmp_path, pack):
+    for to, open_split in (("tar", open_tar), ("tfrecord", open_tfrecord)):
+        write_split(to, make_samples(3), tmp_path / to)
+        (shard,) = (tmp_path / to).glob("train-*")
+        shard.write_bytes(pack(shard.read_bytes()))
+        with pytest.raises(DataError, match=rf"{shard}: is compressed \(\w+\), .*; decompress it"):
+            open_split(tmp_path / to, "train")
 
 
 @pytest.mark.parametrize("preset", [None, "imagenet-resnet50", "folder-resnet18"])

@@ -115,6 +115,14 @@ def test_columns_are_told_by_their_type_and_their_usual_names(tmp_path, columns)
         ({"label": [1, 0]}, "cannot tell which column holds the image .label"),
         ({"a": [JPEG], "b": [JPEG], "label": [1]}, "cannot tell which column holds the image .a "),
         ({"image": [JPEG], "x": [1], "y": [1]}, "cannot tell which column holds the label"),
+        (
+            {"image": [JPEG], "label": ["cat"], "id": [7]},
+            "its column 'label' is of type string; store class numbers there",
+        ),
+        (
+            {"image": ["a.jpg"], "label": [1], "mask": [JPEG]},
+            "its column 'image' is of type string; store the bytes of image files there",
+        ),
         ({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}, "no images"),
     ],
 )

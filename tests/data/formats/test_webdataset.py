@@ -295,8 +295,20 @@ def test_a_promise_that_a_cut_shard_cannot_keep_is_told_with_the_place(tmp_path)
     shard = tmp_path / "train-000001.tar"
     shard.write_bytes(shard.read_bytes()[:600])
     with pytest.raises(
-        DataError, match=r"lists 10 .* hold 7 \(lost: train-000001.tar: from byte 0"
+        DataError, match=r"lists 10 .* hold 6 \(lost: train-000001.tar: from byte 0"
     ):
+        open_tar(tmp_path, "train")
+
+
+def test_what_a_cut_shard_lost_does_not_count_as_an_image(tmp_path):
+    write_both(tmp_path)
+    (tmp_path / "metadata.json").write_text('{"train_length": 10}')
+    shard = tmp_path / "train-000002.tar"
+    whole = shard.read_bytes().rstrip(b"\0")
+    shard.write_bytes(whole + bytes(-len(whole) % 512))  # without its end mark
+    assert len(open_tar(tmp_path, "train")) == 11
+    shard.write_bytes(whole[:-2000])
+    with pytest.raises(DataError, match=r"lists 10 .* hold 9 \(lost: train-000002.tar: from byte"):
         open_tar(tmp_path, "train")
 
 

@@ -126,6 +126,19 @@ def test_a_class_that_a_split_does_without_is_told(photos):
     assert found(result) == {MISSING_CLASS: 1} and result.missing == ["fish: no validation image"]
 
 
+def test_images_that_cannot_be_read_are_of_no_class(photos, tmp_path):
+    build_dataset(photos, tmp_path / "built", BuildOptions(to="tfrecord"), workers=1)
+    (shard,) = (tmp_path / "built").glob("train-*")
+    data = bytearray(shard.read_bytes())
+    data[-30] ^= 1
+    shard.write_bytes(data)  # the last image, of the last class
+    counts = look(tmp_path / "built").counts
+    assert counts == {"train": [4, 4, 3], "valid": [2, 2, 2]}
+    for path in (photos / "val/fish").iterdir():
+        path.write_bytes(b"")
+    assert look(photos).missing == ["fish: no validation image"]
+
+
 def test_a_label_beyond_the_classes_is_told(tmp_path):
     samples = [
         Sample(name=f"{n}.jpg", data=encode(photo(n)), label=label)

@@ -10,7 +10,7 @@ from typing import BinaryIO
 from phalanx.data.convert.sample import Sample, choose_suffix
 from phalanx.data.convert.writer import ShardWriter, write_class_names
 from phalanx.data.formats.shards import SHARD_PREFIX
-from phalanx.data.formats.tfrecord import BOX_SIDES, LABELS_FILE, SHARDS
+from phalanx.data.formats.tfrecord import BOX_SIDES, LABELS_FILE, SHARDS, number_labels
 from phalanx.data.formats.tfrecord_wire import FeatureValues, write_example, write_record
 from phalanx.data.formats.webdataset import CLASSES_FILE, METADATA
 from phalanx.data.pillow_image import read_image_header
@@ -93,7 +93,7 @@ class TFRecordWriter(ShardWriter):
 
     def start(self, whole_shards: int) -> None:
         """Write the class names."""
-        write_class_names(self.out / LABELS_FILE, self.classes)
+        write_class_names(self.out / LABELS_FILE, number_labels(self.classes))
 
     def write_shard(self, file: BinaryIO, number: int, samples: Iterator[Sample]) -> None:
         """Write one record for each image."""

@@ -1,6 +1,7 @@
 """Recognises the dataset in a folder, mostly by the names of its files and folders."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from phalanx.data.formats.sources import DATA_FORMATS, FOLDER_FORMS, Source, ref
 from phalanx.data.layouts.image_files import has_loose_images, list_folders
 from phalanx.data.layouts.listing import LayoutOptions
 from phalanx.data.layouts.split_folders import find_split_folders
+from phalanx.disk import quote_path
 from phalanx.errors import ConfigError, DataError
 
 _MAX_DEPTH = 3
@@ -21,6 +23,9 @@ _SEARCHED_BELOW = {"packed", "cifar10", "cifar100", "mnist", "fashion-mnist"}
 _IMAGENET_FORMS = (*FOLDER_FORMS, "tfrecord", "tar", "parquet", "packed")
 _DEFAULT_LAYOUT = LayoutOptions()
 _TABLES = (".csv", ".tsv", ".jsonl")  # may hold labels
+_COMPRESSED_SHARD = re.compile(
+    r"(\S+-)?(train|validation|valid|val)-\d+(-of-\d+)?(\.tfrecords?)?(\.tar)?\.(tgz|gz|bz2|xz|zst)"
+)
 _MEND_RIGHTS = "check its permissions"
 
 
@@ -84,7 +89,8 @@ def locate_dataset(
     """The actual format and folder of a dataset, from its name and a folder that contains it.
 
     The folder itself if the dataset is there, else a folder below it. ImageNet may have any
-    format. If nothing is found, both are returned unchanged, and opening it says why.
+    format. If nothing is found, both are returned unchanged, and opening it says why; DataError if
+    there are photographs in another format.
     """
     if data not in DATA_FORMATS or data not in DATASETS or not root.is_dir():
         return data, root
@@ -93,13 +99,26 @@ def locate_dataset(
         if plain and DATA_FORMATS[data].is_in(root):
             return data, root
     forms = {"imagenet": _IMAGENET_FORMS, "folder": FOLDER_FORMS}.get(data, (data,))
-    found = [one for one in detect_datasets(root, layout) if one.data in forms]
+    there = detect_datasets(root, layout)
+    found = [one for one in there if one.data in forms]
     if len(found) > 1:
         raise ConfigError(describe_several_datasets(root, found))
     if not found:
+        if data in _IMAGENET_FORMS:
+            _refuse_other_format(data, root, there)
         return data, root
     same_files = data in FOLDER_FORMS and found[0].data in FOLDER_FORMS
     return data if same_files else found[0].data, found[0].folder
+
+
+def _refuse_other_format(data: str, root: Path, there: list[DetectedDataset]) -> None:
+    """Raise DataError if a folder without data of this format has photographs in another."""
+    if any(map(_COMPRESSED_SHARD.fullmatch, os.listdir(root))):
+        raise DataError(describe_no_dataset(root))
+    photos = [one for one in there if one.data in DATASETS and DATASETS[one.data].any_size]
+    if photos:
+        first = f"{root}: not a dataset in the format {data}; what is here is read with:"
+        raise DataError("\n".join([first, *_list_choices(photos)]))
 
 
 def describe_data_layout(data: str, folder: Path, layout: LayoutOptions = _DEFAULT_LAYOUT) -> str:
@@ -132,6 +151,12 @@ def describe_files(sources: Iterable[Source]) -> str:
 
 def describe_no_dataset(root: Path) -> str:
     """The error message for a folder in which no dataset was found."""
+    packed = sorted(filter(_COMPRESSED_SHARD.fullmatch, os.listdir(root)))
+    if packed:
+        return (
+            f"{root / packed[0]}: is compressed, but images are read from anywhere in a shard; "
+            "decompress this file and the others"
+        )
     for folder in (root, *_list_readable_folders(root)):
         if has_loose_images(folder):
             tables = [path for path in sorted(root.iterdir()) if path.suffix in _TABLES]
@@ -151,14 +176,18 @@ def describe_conversion(found: DetectedDataset) -> str:
     """The error message for a dataset that must be converted before training."""
     return (
         f"{found.folder}: {found.data} as it is distributed ({found.files}); convert it with "
-        f"`phalanx data build {found.folder} --to packed --out DIR`, then train on DIR"
+        f"`phalanx data build {quote_path(found.folder)} --to packed --out DIR`, then train on DIR"
     )
 
 
 def describe_several_datasets(root: Path, found: list[DetectedDataset]) -> str:
     """The error message for a folder with several datasets: the options that name each."""
-    lines = [f"  --data {f.data} --data-dir {f.folder}    ({f.files})" for f in found]
-    return "\n".join([f"{root}: there are several datasets here; choose one:", *lines])
+    first = f"{root}: there are several datasets here; choose one:"
+    return "\n".join([first, *_list_choices(found)])
+
+
+def _list_choices(found: list[DetectedDataset]) -> list[str]:
+    return [f"  --data {f.data} --data-dir {quote_path(f.folder)}    ({f.files})" for f in found]
 
 
 def _search(root: Path) -> Iterator[tuple[Path, list[str]]]:

@@ -37,6 +37,7 @@ from phalanx.data.layouts.split_folders import (
 from phalanx.data.layouts.tiny_imagenet import find_annotations, parse_annotations
 from phalanx.data.layouts.val_split import choose_by_first_rule
 from phalanx.data.string_array import join_strings, pack_strings
+from phalanx.disk import expand_home
 from phalanx.errors import ConfigError, DataError
 
 _FINDINGS_SHOWN = 10
@@ -268,7 +269,7 @@ def _plan_by_table(root: Path, split: str, layout: LayoutOptions, key: str) -> _
 
 
 def _find_label_file(layout: LayoutOptions) -> Path:
-    path = Path(layout.labels or "").expanduser()
+    path = expand_home(layout.labels or "")
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "no such file"
         raise DataError(f"--labels {path}: {what}; expected CSV or JSON lines with path and label")

@@ -131,6 +131,11 @@ class Index:
             digest.update(line.encode(errors="surrogateescape"))
         return digest.hexdigest()
 
+    def hash_boxes(self) -> str:
+        """sha256 over all boxes, which hash_entries leaves out; empty if there are none."""
+        boxes = self.boxes
+        return "" if boxes is None else hashlib.sha256(boxes.astype("<f4").tobytes()).hexdigest()
+
 
 def snapshot_files(root: Path, paths: Iterable[Path]) -> Snapshot:
     """Name, size and time of files, to find out later whether one has changed."""

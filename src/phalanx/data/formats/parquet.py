@@ -35,6 +35,10 @@ _SHARD_FILES = ShardFiles(
     r"-of-(?P<total>\d+)(?:-[0-9a-f]+)?\.parquet", splits=_SPLITS, folders=("", "data", "default")
 )
 _IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "bytes")  # preferred if there are several
+_WANTED = {
+    "image": "store the bytes of image files there, not their paths",
+    "label": "store class numbers there, as class_encode_column of Hugging Face's datasets does",
+}
 _LABEL_COLUMNS = ("label", "labels", "fine_label", "cls")
 _GROUPS_KEPT, _BYTES_KEPT = 4, 256 * 2**20  # of decoded row groups, per process
 _ARROW_ERRORS = (OSError, ValueError, NotImplementedError)
@@ -108,8 +112,14 @@ class _ParquetFile:
 
     def _choose_column(self, what: str, found: list[str], usual: tuple[str, ...]) -> str:
         known = [name for name in usual if name in found]
-        if known or len(found) == 1:
+        unfit = [field for field in self.schema if field.name in usual[:2]]  # no other is meant
+        if known or (len(found) == 1 and not unfit):
             return (known or found)[0]
+        if unfit:
+            raise DataError(
+                f"{self.path}: its column {unfit[0].name!r} is of type {unfit[0].type}; "
+                f"{_WANTED[what]}"
+            )
         has = ", ".join(f"{field.name} ({field.type})" for field in self.schema)
         raise DataError(
             f"{self.path}: cannot tell which column holds the {what} ({has}); name it {usual[0]!r}"

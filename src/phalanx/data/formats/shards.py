@@ -29,6 +29,13 @@ SHARD_PREFIX = {"train": "train", "valid": "validation"}  # of the shards that w
 MAX_CLASSES = 1_000_000  # a larger label is not a class number but a misread file
 _SMALL_SCAN = 2**30  # bytes that one process reads in the time another takes to start
 _MISSING_SHOWN = 5
+_COMPRESSED = {  # how such files begin
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ\0": "xz",
+    b"BZh": "bzip2",
+    b"\x04\x22\x4d\x18": "lz4",
+}
 _NO_BOX = (np.nan,) * 4
 
 
@@ -150,10 +157,27 @@ class UnreadableShard(Exception):
         super().__init__(byte, fault)
         self.byte, self.fault = byte, fault
 
-    def to_image(self) -> ScannedImage:
-        """One entry for everything that is lost, named by the byte where it starts."""
+    def to_image(self, path: Path) -> ScannedImage:
+        """One entry for everything that is lost, named by the byte where it starts.
+
+        Raises DataError if nothing in the file can be read because it is compressed.
+        """
+        if self.byte == 0:
+            _refuse_compressed(path)
         name = f" from byte {self.byte:,} on"
         return ScannedImage(name=name, offset=self.byte, size=self.fault, label=-1)
+
+
+def _refuse_compressed(path: Path) -> None:
+    """Raise DataError if a shard begins as a compressed file does."""
+    with open_data_file(path) as file:
+        begin = file.read(max(map(len, _COMPRESSED)))
+    for magic, name in _COMPRESSED.items():
+        if begin.startswith(magic):
+            raise DataError(
+                f"{path}: is compressed ({name}), but images are read from anywhere in a shard; "
+                "decompress it"
+            )
 
 
 def pack_scan(images: Sequence[ScannedImage], class_names: dict[int, str]) -> ShardScan:

@@ -18,6 +18,7 @@ from phalanx.data.layouts.image_files import strip_image_suffix
 from phalanx.data.layouts.listing import LayoutOptions
 from phalanx.data.layouts.split_folders import TRAIN_NAMES, VALID_NAMES, has_class_folders
 from phalanx.data.layouts.val_split import choose_valid_images
+from phalanx.disk import expand_home
 from phalanx.errors import ConfigError, DataError, suggest
 from phalanx.units import parse_share
 
@@ -315,7 +316,7 @@ def set_limits(source: Source, limits: ReadLimits | None) -> Source:
 
 
 def _existing_folder(data_dir: str | None) -> Path:
-    root = Path(data_dir or "").expanduser()
+    root = expand_home(data_dir or "")
     refuse_no_folder(root, "give the dataset's folder with --data-dir or DATA_DIR")
     return root
 

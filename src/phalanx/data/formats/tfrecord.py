@@ -66,6 +66,13 @@ def _read_labels(path: Path) -> tuple[str, ...] | None:
     return names[1:] if names and names[0] in ("background", "dummy") else names
 
 
+def number_labels(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The lines of labels.txt; with numbers if names such as "1:cat" would lose their own."""
+    if not all(map(_NUMBERED_LINE.fullmatch, names)):
+        return names
+    return tuple(f"{number}:{name}" for number, name in enumerate(names))
+
+
 def scan_shard(path: Path) -> ShardScan:
     """The images of one shard; the checksum of every record is verified."""
     images: list[ScannedImage] = []
@@ -84,7 +91,7 @@ def scan_shard(path: Path) -> ShardScan:
             if class_name and 0 <= image.label < MAX_CLASSES:
                 _add_class_name(class_names, image.label, class_name, where)
     except UnreadableShard as error:
-        images.append(error.to_image())
+        images.append(error.to_image(path))
     return pack_scan(images, class_names)
 
 

@@ -23,7 +23,6 @@ from phalanx.data.formats.index import (
     NO_LABEL,
     TRUNCATED_SHARD,
     Box,
-    Index,
     IndexedSource,
     enclosing_box,
 )
@@ -88,21 +87,18 @@ def open_tar(root: Path, split: str) -> IndexedSource:
         )
     metadata = _read_metadata(root / METADATA)
     promised = metadata.get(f"{SHARD_PREFIX[split]}_length")
-    if isinstance(promised, int) and promised != len(index):
+    lost = np.flatnonzero(np.isin(index.sizes, (TRUNCATED_SHARD, DAMAGED_SHARD)))
+    held = len(index) - len(lost)
+    if isinstance(promised, int) and promised != held:
+        where = f" (lost: {index.name(int(lost[0]))})" if len(lost) else ""
         raise DataError(
             f"{root / METADATA}: lists {promised:,} images, but the shards of {split} hold "
-            f"{len(index):,}{_describe_lost(index)}; fetch the shards that are missing"
+            f"{held:,}{where}; fetch the shards that are missing"
         )
     listed = read_class_names(root / CLASSES_FILE) or _read_listed(metadata.get("classes"))
     source = IndexedSource(root, _FORMAT.assign_classes(index, root, split, listed or None))
     refuse_unusable(source)
     return source
-
-
-def _describe_lost(index: Index) -> str:
-    """Where the first truncated or damaged shard breaks; empty if all are complete."""
-    lost = np.flatnonzero(np.isin(index.sizes, (TRUNCATED_SHARD, DAMAGED_SHARD)))
-    return f" (lost: {index.name(int(lost[0]))})" if len(lost) else ""
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:
@@ -134,7 +130,7 @@ def _scan_shard(path: Path) -> ShardScan:
             for member in _read_members(file, path):
                 _add_member(groups, member, path)
         except UnreadableShard as error:
-            lost = [error.to_image()]
+            lost = [error.to_image(path)]
             groups = {key: parts for key, parts in groups.items() if _is_complete(parts)}
         images = [_read_image(file, parts, f"{path}: sample {k!r}") for k, parts in groups.items()]
     return pack_scan(images + lost, {})

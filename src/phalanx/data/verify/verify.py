@@ -126,7 +126,7 @@ def verify_dataset(
     with ProcessPool(choose_workers(splits, workers)) as pool:
         checks, reasons = _check_images(splits, pool, on_progress)
         groups = _find_groups(all_images, checks, pool)
-    counts = {split.name: split.count_classes().tolist() for split in splits}
+    counts = _count_usable(splits, checks["flags"])
     return VerifyResult(
         folder=str(root),
         data=data,
@@ -183,6 +183,16 @@ def _check_images(
             row += len(some)
             on_progress(split.name, row - start, split.images)
     return checks, reasons
+
+
+def _count_usable(splits: list[SourceSplit], flags: NDArray[np.uint16]) -> dict[str, list[int]]:
+    """The number of images of each class in each split, without those that cannot be read."""
+    ends = np.cumsum([split.images for split in splits])
+    unusable = [np.flatnonzero(some & _UNUSABLE) for some in np.split(flags, ends[:-1])]
+    return {
+        split.name: split.count_classes(bad.tolist()).tolist()
+        for split, bad in zip(splits, unusable, strict=True)
+    }
 
 
 def compute_manifest(classes: tuple[str, ...], identities: NDArray[np.uint8]) -> str:
