@@ -1,6 +1,7 @@
 """What many tests share: a tiny dataset on disk, and what keeps the suite quick."""
 
 import os
+import signal
 from importlib import import_module
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from phalanx.assemble.torch_setup import disable_amx_on_virtual_machines
 from small_runs import make_digits
 
 disable_amx_on_virtual_machines()  # before any test of this process makes a product
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it, and tests send it
 
 # the same examples in every run: a test that fails now and then says nothing of a change
 settings.register_profile("same", derandomize=True, deadline=None, database=None)

@@ -153,7 +153,7 @@ def test_a_global_batch_fills_in_the_accumulation():
     found = plan(global_batch_size=768, batch_size=32, replicas=3)
     assert (found.global_batch, found.accumulation) == (768, 8)
     assert found.steps_per_epoch == pytest.approx(8000 / 768)
-    assert plan(global_batch_size=64).facts()["accumulation"] == 1
+    assert plan(global_batch_size=64).to_dict()["accumulation"] == 1
 
 
 def test_the_higher_layer_decides_between_accumulation_and_global_batch(tmp_path):

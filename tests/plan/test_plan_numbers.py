@@ -120,12 +120,12 @@ def test_image_size_and_workers():
     assert plan_for(workers=3).workers == 3
 
 
-def test_facts_are_plain_numbers():
-    facts = plan_for(8000, batch_size=64, logs_per_epoch="1/2").facts()
-    assert facts["steps_per_epoch"] == 125.0 and facts["epochs"] == 8.0
-    assert facts["train_images_seen"] == 64_000
-    assert (facts["log_points"], facts["evaluate_points"], facts["save_points"]) == (4, 8, 8)
-    assert all(isinstance(value, int | float | str) for value in facts.values())
+def test_a_plan_as_a_dict_has_plain_numbers():
+    values = plan_for(8000, batch_size=64, logs_per_epoch="1/2").to_dict()
+    assert values["steps_per_epoch"] == 125.0 and values["epochs"] == 8.0
+    assert values["train_images_seen"] == 64_000
+    assert (values["log_points"], values["evaluate_points"], values["save_points"]) == (4, 8, 8)
+    assert all(isinstance(value, int | float | str) for value in values.values())
 
 
 def test_a_plan_is_a_frozen_pure_function_of_its_inputs():

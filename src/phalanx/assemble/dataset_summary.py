@@ -130,8 +130,9 @@ def build_layout_options(config: Config) -> "LayoutOptions":
 
 def _find_image_bytes(source: "Source") -> float | None:
     """The mean size of a stored image, if there is an index; bad images have no size."""
-    sizes = getattr(getattr(source, "index", None), "sizes", None)
-    return None if sizes is None or not (sizes > 0).any() else float(sizes[sizes > 0].mean())
+    index = getattr(source, "index", None)
+    known = [] if index is None else index.sizes[index.sizes > 0]
+    return float(known.mean()) if len(known) else None
 
 
 def _has_boxes(source: "Source") -> bool:
