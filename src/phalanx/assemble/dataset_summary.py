@@ -131,8 +131,8 @@ def build_layout_options(config: Config) -> "LayoutOptions":
 def _find_image_bytes(source: "Source") -> float | None:
     """The mean size of a stored image, if there is an index; bad images have no size."""
     index = getattr(source, "index", None)
-    known = [] if index is None else index.sizes[index.sizes > 0]
-    return float(known.mean()) if len(known) else None
+    known = None if index is None else index.sizes[index.sizes > 0]
+    return float(known.mean()) if known is not None and len(known) else None
 
 
 def _has_boxes(source: "Source") -> bool:
