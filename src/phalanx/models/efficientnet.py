@@ -3,7 +3,14 @@
 from torch import Tensor, nn
 
 from phalanx.catalog.efficientnets import EfficientNetVariant, InvertedBlock
-from phalanx.models.layers import Dropout, GlobalAvgPool, LayerFactory, drop_path, drop_path_rate
+from phalanx.models.layers import (
+    Dropout,
+    GlobalAvgPool,
+    LayerFactory,
+    average_over_pixels,
+    drop_path,
+    drop_path_rate,
+)
 from phalanx.models.units import UnitModel
 
 
@@ -18,7 +25,7 @@ class SqueezeExcite(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x with its channels scaled."""
-        squeezed = self.conv_reduce(x.mean((2, 3), keepdim=True))
+        squeezed = self.conv_reduce(average_over_pixels(x)[:, :, None, None])
         return x * self.conv_expand(self.act1(squeezed)).sigmoid()
 
 

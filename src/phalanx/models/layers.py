@@ -55,12 +55,21 @@ class LayerFactory:
         return SameMaxPool() if self._same_padding else nn.MaxPool2d(3, stride=2, padding=1)
 
 
+def average_over_pixels(x: Tensor) -> Tensor:
+    """The mean over height and width: [N, C, H, W] to [N, C].
+
+    The gradient of `mean` is contiguous in the order of the dimensions it was given. In NCHW order,
+    it makes the backward pass of a channels_last layer up to ten times slower on a CPU.
+    """
+    return x.permute(0, 2, 3, 1).mean((1, 2)) if x.requires_grad else x.mean((2, 3))
+
+
 class GlobalAvgPool(nn.Module):
     """Mean over height and width: one vector per image."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, C, H, W] to [N, C]."""
-        return x.mean((2, 3))
+        return average_over_pixels(x)
 
 
 class GlobalMaxPool(nn.Module):

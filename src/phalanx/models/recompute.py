@@ -182,9 +182,15 @@ class _ForwardRecorder(TorchDispatchMode):
         if func._schema.is_mutable:
             return self._run_in_place(func, args, kwargs)
         op = self._record_op(func, args, kwargs)
+        # autograd makes a view share the version of its base only after we return
+        versions = {t.untyped_storage()._cdata: t._version for t in args if isinstance(t, Tensor)}
         out = func(*args, **kwargs)
         for tensor in _as_tuple(out):
-            self._record_output(op, tensor)
+            if isinstance(tensor, Tensor):
+                version = versions.get(tensor.untyped_storage()._cdata)
+                self._record_output(op, tensor, _identify(tensor, version=version))
+            else:
+                op.outputs.append(None)
         return out
 
     def _run_in_place(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -204,7 +210,7 @@ class _ForwardRecorder(TorchDispatchMode):
         key = _identify(target, version=target._version + 1)
         op = self._record_op(out_of_place, args, kwargs)
         out = func(*args, **kwargs)
-        recorded = self._record_output(op, target, key=key)
+        recorded = self._record_output(op, target, key)
         # the stored tensor was overwritten: its memory now stores the new one
         recorded.stored = target.detach() if was_stored else None
         return out
@@ -233,14 +239,11 @@ class _ForwardRecorder(TorchDispatchMode):
             return [self._with_records(each, inputs) for each in part]
         return part
 
-    def _record_output(
-        self, op: _RecordedOp, tensor: Any, *, key: _Key | None = None
-    ) -> RecordedTensor:
+    def _record_output(self, op: _RecordedOp, tensor: Tensor, key: _Key) -> RecordedTensor:
         """Record which operation made a tensor."""
         recorded = RecordedTensor(op)
-        op.outputs.append(weakref.ref(recorded) if isinstance(tensor, Tensor) else None)
-        if isinstance(tensor, Tensor):
-            self._add(key or _identify(tensor), tensor, recorded)
+        op.outputs.append(weakref.ref(recorded))
+        self._add(key, tensor, recorded)
         return recorded
 
     def _add(self, key: _Key, tensor: Tensor, recorded: RecordedTensor) -> RecordedTensor:

@@ -98,8 +98,12 @@ class SliceAndPad(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The input, subsampled and padded; there are no weights."""
-        thinned = x[:, :, :: self.stride, :: self.stride]
-        return F.pad(thinned, (0, 0, 0, 0, 0, self.new_channels))
+        if not x.requires_grad:
+            thinned = x[:, :, :: self.stride, :: self.stride]
+            return F.pad(thinned, (0, 0, 0, 0, 0, self.new_channels))
+        # the same of an NHWC view, whose gradient is channels_last; see `average_over_pixels`
+        thinned = x.permute(0, 2, 3, 1)[:, :: self.stride, :: self.stride]
+        return F.pad(thinned, (0, self.new_channels)).permute(0, 3, 1, 2)
 
 
 def build_shortcut(block: Block, variant: ResNetVariant) -> nn.Module:
