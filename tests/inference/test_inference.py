@@ -11,10 +11,14 @@ from torch import nn
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm
 from phalanx.inference import folded_model
+from phalanx.inference.cpu_layers import CPU_LAYERS, has_onednn
 from phalanx.inference.folded_model import FoldedModel, fold_model
+from phalanx.inference.gpu_layers import choose_gpu_layers
 from phalanx.models.build import build_model, initialise_weights
 
+onednn_only = pytest.mark.skipif(not has_onednn(), reason="needs oneDNN")
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+GPU_LAYERS = choose_gpu_layers(torch.float32)  # by their references in plain torch
 SMALL = {
     "resnet18": 40,
     "resnext14_32x4d": 40,
@@ -62,25 +66,40 @@ def difference(found, wanted):
 def test_folding_changes_nothing_but_rounding(name, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     model, x = make(name), images(2, SMALL[name])
-    folded = FoldedModel(model, torch.float32)
+    folded = FoldedModel(model, GPU_LAYERS)
     assert not folded.unfolded_units
     assert difference(folded(x), model(x)) < 1e-5
     assert difference(folded(-x), model(x)) > 0.01  # the measure sees a difference
 
 
 @torch.no_grad()
+@onednn_only
+@pytest.mark.parametrize("name", SMALL)
+def test_on_a_cpu_folding_rounds_about_as_the_modules_do(name):
+    model, x = make(name), images(2, SMALL[name])
+    folded = fold_model(model, None)
+    assert folded is not None and not folded.unfolded_units
+    found, plain = folded(x), model(x)
+    exact = model.double()(x.double())
+    assert difference(found, exact) < 2.5 * difference(plain, exact)
+    assert difference(folded(-x), exact) > 0.01  # the measure sees a difference
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layers", [GPU_LAYERS, pytest.param(CPU_LAYERS, marks=onednn_only)])
 @pytest.mark.parametrize("padding", ["same", "symmetric"])
 @pytest.mark.parametrize("name", ["resnet14", "efficientnet_b0"])
-def test_paddings(name, padding, monkeypatch):
+def test_paddings(name, padding, layers, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     model, x = make(name, padding=padding), images(1, 45)
-    assert difference(FoldedModel(model, torch.float32)(x), model(x)) < 1e-5
+    assert difference(FoldedModel(model, layers)(x), model(x)) < 1e-5
 
 
-def test_weights_are_those_of_the_last_refresh(monkeypatch):
+@pytest.mark.parametrize("layers", [GPU_LAYERS, pytest.param(CPU_LAYERS, marks=onednn_only)])
+def test_weights_are_those_of_the_last_refresh(layers, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     model, x = make("resnet8"), images(1, 16)
-    folded = FoldedModel(model, torch.float32)
+    folded = FoldedModel(model, layers)
     before = folded(x)
     shake(model, 4)
     with torch.no_grad():
@@ -93,14 +112,14 @@ def test_weights_are_those_of_the_last_refresh(monkeypatch):
 def test_what_folding_does_not_know_runs_by_its_modules(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     model, x = make("resnet14", norm=Norm(type="group")), images(1, 33)
-    folded = FoldedModel(model, torch.bfloat16)
+    folded = FoldedModel(model, choose_gpu_layers(torch.bfloat16))
     assert set(folded.unfolded_units) == {unit for unit in model.units if unit != "head"}
     assert folded.unfolded_units["stem"] == "a GroupNorm"
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert difference(folded(x), model(x)) < 0.02
     model = make("resnet8")
     model.fc.register_forward_hook(lambda *_: None)
-    assert FoldedModel(model, torch.bfloat16).unfolded_units == {"head": "hooks"}
+    assert FoldedModel(model, choose_gpu_layers(torch.bfloat16)).unfolded_units == {"head": "hooks"}
 
 
 class Graph:
@@ -126,7 +145,7 @@ def captured(monkeypatch):
 
 
 def test_every_batch_of_a_size_is_scored_by_its_graph(captured):
-    folded = FoldedModel(make("resnet8"), torch.float32)
+    folded = FoldedModel(make("resnet8"), GPU_LAYERS)
     for count in (1, 1, 2, 1, 2):
         folded._replay(images(count, 16))
     assert [found.graph.replays for found in folded._graphs.values()] == [3, 2]
@@ -134,7 +153,7 @@ def test_every_batch_of_a_size_is_scored_by_its_graph(captured):
 
 @pytest.mark.parametrize("name", ["resnet8", "resnet14"])
 def test_a_graph_has_an_input_of_its_own(captured, name):
-    folded, first = FoldedModel(make(name), torch.float32), images(1, 33, seed=1)
+    folded, first = FoldedModel(make(name), GPU_LAYERS), images(1, 33, seed=1)
     kept = first.clone()
     folded._replay(first)
     folded._replay(images(1, 33, seed=2))
@@ -148,7 +167,7 @@ def test_the_device_of_the_images_is_entered(monkeypatch):
     with folded_model._use_device(torch.device("cpu")):
         pass
     monkeypatch.setattr(folded_model, "_use_device", lambda d: entered.append(d) or nullcontext())
-    FoldedModel(make("resnet8"), torch.float32)(images(1, 16))
+    FoldedModel(make("resnet8"), GPU_LAYERS)(images(1, 16))
     assert entered == [torch.device("cpu")]
 
 
@@ -169,10 +188,40 @@ def test_scores_on_another_device():
     assert torch.equal(*found)
 
 
-def test_nothing_is_folded_on_a_cpu_or_in_32_bits():
+def test_a_cpu_folds_in_32_bits_only():
     model = make("resnet8")
     assert fold_model(model, torch.bfloat16) is None
-    assert fold_model(model, None) is None
+    assert (fold_model(model, None) is not None) == has_onednn()
+    assert fold_model(model.double(), None) is None
+
+
+@onednn_only
+@torch.no_grad()
+def test_on_a_cpu_batches_and_images_of_any_size_score_alike():
+    model = make("resnet18", size=40)
+    folded = fold_model(model, None)
+    for size in (40, 33, 40):
+        x = images(5, size)
+        wanted = model(x)
+        for some in (x, x[:2], x[4:], x.contiguous()):
+            where = slice(4, None) if len(some) == 1 else slice(len(some))
+            assert difference(folded(some), wanted[where]) < 1e-5
+
+
+@onednn_only
+@torch.no_grad()
+def test_on_a_cpu_weights_are_folded_again_only_if_they_have_changed():
+    model, x = make("resnet8"), images(1, 16)
+    folded = fold_model(model, None)
+    folded(x)
+    layers = [layer for unit in folded._units.values() for layer in unit.layers]
+    packed = [layer._packed for layer in layers if hasattr(layer, "_packed")]
+    folded.refresh()
+    assert [layer._packed for layer in layers if hasattr(layer, "_packed")] == packed
+    for tensor in (model.layer1[0].conv1.weight, model.layer2[0].bn2.running_var):
+        tensor.data.mul_(1.5)  # which torch does not count as a change
+        folded.refresh()
+        assert difference(folded(x), model(x)) < 1e-5
 
 
 @pytest.mark.gpu

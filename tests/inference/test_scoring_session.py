@@ -9,18 +9,19 @@ from phalanx.assemble.session import Session
 from phalanx.config.read import read_settings
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.inference import folded_model
-from phalanx.inference.folded_model import FoldedModel
+from phalanx.inference.cpu_layers import has_onednn
+from phalanx.inference.folded_model import fold_model
+
+pytestmark = pytest.mark.skipif(not has_onednn(), reason="needs oneDNN")
 
 
 @pytest.fixture
 def opened(monkeypatch):
-    """Opens a session whose models are folded in 32 bits, which a CPU's usually are not."""
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    """Opens a session, and lists the models that it folds."""
     made = []
 
     def fold(model, half):
-        assert half is None
-        made.append(FoldedModel(model, torch.float32))
+        made.append(fold_model(model, half))
         return made[-1]
 
     def open_session(**options):

@@ -9,6 +9,7 @@ import torch
 
 from phalanx.catalog.models import MODELS
 from phalanx.inference.folded_model import FoldedModel
+from phalanx.inference.gpu_layers import choose_gpu_layers
 from phalanx.kernels.choices import KernelChoices, Launch
 from phalanx.models.build import build_model, initialise_weights
 
@@ -98,7 +99,7 @@ def test_threads_score_one_at_a_time(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     model = build_model(MODELS["resnet8"], num_classes=10)
     initialise_weights(model, 0, zero_residual=False)
-    folded, inside, most = FoldedModel(model, torch.float32), [], []
+    folded, inside, most = FoldedModel(model, choose_gpu_layers(torch.float32)), [], []
     batches = [torch.randn(1, 3, 16, 16) for _ in range(6)]
     alone, run = [folded(batch) for batch in batches], folded._run
 

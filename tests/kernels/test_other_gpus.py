@@ -15,6 +15,7 @@ import phalanx
 from phalanx.catalog.models import MODELS
 from phalanx.fused.enable import fuse_units
 from phalanx.inference.folded_model import FoldedModel
+from phalanx.inference.gpu_layers import choose_gpu_layers
 from phalanx.kernels import gpu
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model
@@ -123,7 +124,7 @@ def test_every_unit_trains(compiler, name, half):
 @pytest.mark.parametrize("name", ["resnet50", "resnext50_32x4d", "efficientnet_b0"])
 def test_every_unit_scores(compiler, name, count):
     model = a_model(name).eval()
-    folded = FoldedModel(model, torch.float16)
+    folded = FoldedModel(model, choose_gpu_layers(torch.float16))
     folded.refresh()
     with torch.no_grad():
         assert folded(images(count, 64)).shape == (count, 1000)

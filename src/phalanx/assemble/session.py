@@ -255,9 +255,9 @@ class Session:
         return {}
 
     def _find_folded(self, model: nn.Module) -> "FoldedModel | None":
-        """The model with its norms folded in, for scoring on a GPU; None if it scores as it is."""
+        """The model with its norms folded in, for scoring; None if it scores as it is."""
         if self.plan.determinism == "strict" or self.config.machine.kernels == "torch":
-            return None  # cuDNN picks kernels by measuring: another run may pick others
+            return None  # folding rounds differently, and cuDNN picks kernels by measuring
         from phalanx.inference.folded_model import fold_model
 
         if model not in self._folded_models:

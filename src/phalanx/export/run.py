@@ -187,7 +187,7 @@ def _build_parity_case(
 ) -> ParityCase:
     """What the model itself says of the images: its own modules, norms and all."""
     tensors = session.normaliser(images.pixels)
-    model = session.find_scoring_model()
+    model = session.model.eval()
     plain = metadata.model_copy(update={"dtype": "float32", "input": "tensor"})
     outputs: list[tuple[NDArray[np.float32], ...]] = []
     with torch.no_grad():

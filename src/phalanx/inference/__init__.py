@@ -1,1 +1,1 @@
-"""Models for scoring only: norms folded into convolutions, one CUDA graph per batch size."""
+"""Models for scoring only: norms folded into convolutions; on a GPU, CUDA graphs."""

@@ -1,4 +1,4 @@
-"""A model for scoring: batch norms folded, in 16 bits, one CUDA graph per batch size."""
+"""A model for scoring, batch norms folded; on a GPU in 16 bits, one CUDA graph per batch size."""
 
 import threading
 from collections import OrderedDict
@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phalanx.inference.fold import FoldedUnit, NotFoldable, fold_unit
+from phalanx.inference.cpu_layers import CPU_LAYERS, has_onednn
+from phalanx.inference.fold import FoldedUnit, fold_unit
+from phalanx.inference.gpu_layers import choose_gpu_layers
+from phalanx.inference.layers import LayerTypes, NotFoldable
 from phalanx.kernels.choices import CHOICES
 from phalanx.kernels.gpu import find_gpu_problem
 from phalanx.models.units import UnitModel
@@ -29,7 +32,7 @@ class _CapturedGraph:
 
 
 class FoldedModel(nn.Module):
-    """Scores like a model in evaluation mode, with folded weights in 16 bits.
+    """Scores like a model in evaluation mode, with folded weights.
 
     The model's weights are copied by `refresh` and not read otherwise. Units that cannot be folded
     run as plain modules, and then nothing is captured; `unfolded_units` says why. The first batch
@@ -39,15 +42,15 @@ class FoldedModel(nn.Module):
 
     @torch.inference_mode(mode=False)  # `refresh` writes to its tensors in either mode
     @torch.no_grad()
-    def __init__(self, model: UnitModel, half: torch.dtype) -> None:
+    def __init__(self, model: UnitModel, types: LayerTypes) -> None:
         super().__init__()
-        self._half, self._live = half, (model,)  # in a tuple: not a submodule
+        self._dtype, self._live = types.dtype, (model,)  # in a tuple: not a submodule
         self._units: dict[str, FoldedUnit] = {}
         self.unfolded_units: dict[str, str] = {}
         for unit, paths in model.units.items():
             try:
                 modules = [model.get_submodule(path) for path in paths]
-                self._units[unit] = fold_unit(modules, half)
+                self._units[unit] = fold_unit(modules, types)
             except NotFoldable as found:
                 self.unfolded_units[unit] = str(found)
         self._graphs: OrderedDict[_Size, _CapturedGraph | None] = (
@@ -79,7 +82,8 @@ class FoldedModel(nn.Module):
             if unit in self._units:
                 x = self._units[unit].run(x)
                 continue
-            with torch.autocast(x.device.type, dtype=self._half):
+            in_half = self._dtype != torch.float32
+            with torch.autocast(x.device.type, dtype=self._dtype, enabled=in_half):
                 x = model.run_unit(unit, x)
         return x
 
@@ -140,9 +144,18 @@ def _capturing_stream(device: torch.device) -> torch.cuda.Stream:
 
 def fold_model(model: nn.Module, half: torch.dtype | None) -> FoldedModel | None:
     """The model folded for scoring; None where it cannot be folded or gains nothing."""
-    if half is None or not isinstance(model, UnitModel) or not next(model.parameters()).is_cuda:
+    if not isinstance(model, UnitModel) or type(model).forward is not UnitModel.forward:
         return None
-    if type(model).forward is not UnitModel.forward or find_gpu_problem() is not None:
+    types = _choose_layers(next(model.parameters()), half)
+    if types is None:
         return None
-    folded = FoldedModel(model, half)
+    folded = FoldedModel(model, types)
     return folded if len(folded.unfolded_units) < len(model.units) else None
+
+
+def _choose_layers(weight: Tensor, half: torch.dtype | None) -> LayerTypes | None:
+    """The layers for a model with this weight, which computes in `half`, or in 32 bits if None."""
+    if half is not None:
+        return choose_gpu_layers(half) if weight.is_cuda and find_gpu_problem() is None else None
+    is_plain = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return CPU_LAYERS if is_plain and has_onednn() else None

@@ -1,0 +1,144 @@
+"""The layers of folded models: what those of every device have in common."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.inference.conv_implementations import NONE, RELU, RELU6, SILU, Geometry
+from phalanx.inference.depthwise_ops import squeeze_and_excite
+from phalanx.models.efficientnet import SqueezeExcite
+from phalanx.models.layers import SameConv2d, pad_same
+
+ACTS: dict[type[nn.Module], int] = {
+    nn.Identity: NONE,
+    nn.ReLU: RELU,
+    nn.SiLU: SILU,
+    nn.ReLU6: RELU6,
+}
+
+
+class NotFoldable(Exception):
+    """A unit has a part that cannot be folded; the message says which."""
+
+
+class FoldedLayer(Protocol):
+    """A layer with its own copy of the weights."""
+
+    def refresh(self) -> None:
+        """Copy the weights and statistics of the live modules as they are now."""
+
+
+class FoldedConv(ABC):
+    """A convolution with its norm and activation; each kind of device has a subclass."""
+
+    def __init__(self, conv: nn.Module, norm: nn.Module, act: nn.Module):
+        _check_foldable(conv, norm, act)
+        assert isinstance(conv, nn.Conv2d)
+        self._conv, self._norm = conv, norm
+        self.act = ACTS[type(act)]
+        self._same = isinstance(conv, SameConv2d)
+        padding = 0 if self._same else conv.padding[0]
+        self.geometry = Geometry(conv.stride[0], int(padding), conv.groups)
+        self.is_depthwise = conv.groups == conv.in_channels == conv.out_channels > 1
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Fold the weights and statistics as they are now."""
+
+    @abstractmethod
+    def __call__(
+        self, x: Tensor, *, add: Tensor | None = None, gate: Tensor | None = None
+    ) -> Tensor:
+        """act(norm(conv(x * gate)) + add); gate: [N, C]."""
+
+    def prepare_images(self, images: Tensor, out: Tensor | None = None) -> Tensor:
+        """The images in the layout that a stem reads: in `out`, or in new memory."""
+        return images.clone() if out is None else out.copy_(images)
+
+    @abstractmethod
+    def convolve_depthwise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The output of a depthwise convolution, and its sums per image [N, parts, C]."""
+
+    @abstractmethod
+    def pool(self, x: Tensor) -> Tensor:
+        """The output of a 3x3 max-pool of stride 2 after the activation."""
+
+    def _fold_norm(self) -> tuple[Tensor, Tensor]:
+        """Float32 weights and bias with the norm folded in."""
+        conv, norm = self._conv, self._norm
+        weight = conv.weight.detach().float()
+        bias = (
+            torch.zeros_like(weight[:, 0, 0, 0])
+            if conv.bias is None
+            else conv.bias.detach().float()
+        )
+        if isinstance(norm, nn.Identity):
+            return weight.clone(), bias.clone()
+        assert isinstance(norm, nn.BatchNorm2d)
+        assert norm.running_mean is not None and norm.running_var is not None
+        scale = norm.weight.detach() * torch.rsqrt(norm.running_var + norm.eps)
+        shift = norm.bias.detach() + (bias - norm.running_mean) * scale
+        return weight * scale[:, None, None, None], shift.float()
+
+    def _pad(self, x: Tensor) -> Tensor:
+        return pad_same(x, self._conv.kernel_size[0], self.geometry.stride) if self._same else x
+
+
+class _FoldedLinear(FoldedLayer, Protocol):
+    """A linear layer."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[N, C] to [N, classes]."""
+
+
+@dataclass(frozen=True)
+class LayerTypes:
+    """The layers of one kind of device, and the type they compute in."""
+
+    dtype: torch.dtype
+    conv: Callable[[nn.Module, nn.Module, nn.Module], FoldedConv]  # convolution, norm, activation
+    linear: Callable[[nn.Linear], _FoldedLinear]
+
+
+class FoldedGate:
+    """Squeeze-and-excite: a factor for each image and channel."""
+
+    def __init__(self, module: SqueezeExcite, dtype: torch.dtype):
+        self._convs, self._dtype = (module.conv_reduce, module.conv_expand), dtype
+        self._weights = [tensor.clone() for tensor in self._find_weights()]
+
+    def _find_weights(self) -> list[Tensor]:
+        found = []
+        for conv in self._convs:
+            assert conv.bias is not None
+            found += [conv.weight.detach()[:, :, 0, 0].to(self._dtype).contiguous()]
+            found += [conv.bias.detach().float()]
+        return found
+
+    def refresh(self) -> None:
+        """Copy the weights as they are now."""
+        torch._foreach_copy_(self._weights, self._find_weights())
+
+    def __call__(self, sums: Tensor, pixels: int) -> Tensor:
+        """The factors [N, C], from the sums over that many pixels [N, parts, C]."""
+        return squeeze_and_excite(sums, self._weights, pixels, self._dtype)
+
+
+def _check_foldable(conv: nn.Module, norm: nn.Module, act: nn.Module) -> None:
+    """Refuse what cannot be folded."""
+    if type(conv) not in (nn.Conv2d, SameConv2d):
+        raise NotFoldable(f"a {type(conv).__name__}")
+    assert isinstance(conv, nn.Conv2d)
+    if conv.dilation != (1, 1):
+        raise NotFoldable("a dilated convolution")
+    if conv.kernel_size[0] != conv.kernel_size[1] or conv.padding_mode != "zeros":
+        raise NotFoldable("a convolution that is not square")
+    is_batch = isinstance(norm, nn.BatchNorm2d) and norm.affine and norm.track_running_stats
+    if not is_batch and type(norm) is not nn.Identity:
+        raise NotFoldable(f"a {type(norm).__name__}")
+    if type(act) not in ACTS:
+        raise NotFoldable(f"a {type(act).__name__}")
