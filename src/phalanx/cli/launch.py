@@ -69,10 +69,10 @@ _MOST = 100_000
     Argument(
         "--num-instances",
         "What an older launcher called its processes; here every device has a process. Counts as "
-        "--num-replicas where that is not given.",
+        "--num-replicas if that is not given.",
     ),
-    Argument("--host", "Names or addresses, with commas; the first one is where ranks meet."),
-    Argument("--nodes", "How many hosts, where Slurm or Kubernetes is to choose them."),
+    Argument("--host", "Names or addresses of hosts, with commas; ranks meet at the first."),
+    Argument("--nodes", "How many hosts, if Slurm or Kubernetes chooses them."),
     Argument(
         "-x",
         "Environment variable for the ranks, with its current value or this one.",
@@ -80,7 +80,7 @@ _MOST = 100_000
     ),
     Argument("--tag-output", "Begin every line with the host or rank it is from.", switch=True),
     Argument("--launcher", "torchrun, srun or mpirun.  [srun in a Slurm job, else torchrun]"),
-    Argument("--interface", "The network interface ranks talk over, or a subnet: 10.1.3.0/24."),
+    Argument("--interface", "Network interface that ranks use, or a subnet: 10.1.3.0/24."),
     Argument("--master-addr", "torchrun: where ranks meet.  [the first host]"),
     Argument("--master-port", "torchrun: the port there.  [29500; on one host a free one]"),
     Argument("--ssh-args", 'Options for ssh, as one word: "-p 2222 -i KEY".'),
