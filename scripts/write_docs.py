@@ -61,8 +61,8 @@ phalanx port -- python3 train.py --config mk2_resnet50_gn_16ipus --data-dir DATA
 ```
 
 The old command may be separate words after `--`, one quoted string, standard input, or a script
-with several commands (`--file run.sh`). Variables, `poprun`, `mpirun` and `gc-profile` before it, line
-continuations, `--option=value` and prefixes such as `--epoch` are understood.
+with several commands (`--file run.sh`). Variables, `poprun`, `mpirun` and `gc-profile` before it,
+line continuations, `--option=value` and prefixes such as `--epoch` are understood.
 
 | flag | what it does |
 |---|---|
@@ -165,7 +165,7 @@ Facts that a file lacks are shown as "not recorded".
 
 Every figure below is from a file in [results](results): the command, the commit, the hardware, the
 versions, the number of repeats and their range. `phalanx bench train --json` prints such a file,
-`phalanx bench --spec` writes one; put it there under its date, and `make docs` writes this page.
+`phalanx bench --spec` writes one; put it there under its date, and run `make docs` for this page.
 
 These pages describe the measurements and have more figures:
 
