@@ -48,7 +48,7 @@ TRAIN = "python train.py --model resnet --dataset imagenet"
         (["python train.py --model 'resnet"], "line 1, column 25: the quote that begins"),
         (["--dialect", "tf9", "--", "python", "train.py"], "--dialect tf9: no such dialect"),
         (["--file", "none.sh"], "--file none.sh: No such file or directory"),
-        (["--run", "--json", "--", "python", "train.py"], "--json: is for the answer, --run for"),
+        (["--run", "--json", "--", "python", "train.py"], "--json: prints the translation"),
         (["--epohcs", "3", "--", "python", "train.py"], "--epohcs: no such option"),
         (["--save", "x.yaml", "--", "python", "restore.py", "--restore-path", "R"],
          "--save x.yaml: holds the options of one training command"),

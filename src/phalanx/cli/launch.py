@@ -249,13 +249,13 @@ def _read_layout(
     replicas = replicas or instances
     if replicas is None:
         raise ConfigError(
-            "--num-replicas: say how many copies of the model there are to be, each on a device of "
-            "its own; with --devices-per-replica each is spread over several"
+            "--num-replicas: say how many copies of the model to run, one per device; "
+            "--devices-per-replica spreads each over several"
         )
     devices, total = number("--devices-per-replica"), number("--num-devices")
     if devices and total and devices * replicas != total:
         raise ConfigError(
-            f"--num-devices {total}: {replicas} replicas of {devices} devices are "
+            f"--num-devices {total}: {replicas} replicas of {devices} devices make "
             f"{replicas * devices}; leave one of the two out"
         )
     option = f"--devices-per-replica {devices}" if devices else f"--num-devices {total}"
