@@ -134,7 +134,8 @@ def test_the_key_comes_from_a_file_or_the_environment(
     capsys.readouterr()
     assert main(words) == 2
     said = capsys.readouterr().err
-    assert "the server requires another API key; give it with --api-key-file FILE or in " in said
+    assert "the server requires another API key; give it with --api-key-file FILE" in said
+    assert " or in PHALANX_API_KEY" in said
     file.write_text(" \n")
     assert main([*words, "--api-key-file", str(file)]) == 2
     assert "is empty; write the key into it" in capsys.readouterr().err

@@ -175,7 +175,9 @@ def _read_inner(words: Sequence[str]) -> _InnerCommand:
     pair, first = " ".join(words[:2]), words[0] if words else ""
     name = next((known for known in (pair, first) if known in _INNER), None)
     if name is None:
-        what = f"{first!r} is no command for --" if first else "a command is missing after --"
+        what = (
+            f"{first!r} is not a command for launch" if first else "a command is missing after --"
+        )
         raise ConfigError(f"{what}; {suggest(first, _INNER)}")
     import_module(f"phalanx.cli.{_INNER[name]}")
     args = parse_args(REGISTERED_COMMANDS[name], words[len(name.split()) :])

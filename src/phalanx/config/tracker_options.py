@@ -13,7 +13,7 @@ def _check_uri(text: str) -> str:
     try:
         has_password = urlsplit(text).password is not None
     except ValueError:
-        raise ValueError(f"{text!r} is no address; write it as http://host:5000") from None
+        raise ValueError(f"{text!r} is not an address; write it as http://host:5000") from None
     if has_password:
         raise ValueError(
             "has a password in it, which would be stored with the run; set "
