@@ -38,52 +38,51 @@ NAMES = {"python": "Python", "phalanx": "Phalanx"}
 OPTIONS_HEAD = """# Options
 
 Every option is a flag (`--batch-size 64`), a YAML key (`batch-size: 64`) and a keyword in Python
-(`phalanx.train(batch_size=64)`). Order: default < preset (and what it `extends`) < file < flag;
-`phalanx plan --origin` says where each value came from.
+(`phalanx.train(batch_size=64)`). The later source wins: default < preset (and what it `extends`) <
+file < flag; `phalanx plan --origin` shows where each value came from.
 
 Note that **`--batch-size` is the micro-batch**, the images in one forward
 pass of one replica; the global batch of a step is micro-batch x `--gradient-accumulation` x
-`--replicas`. Or give `--global-batch-size`, and the accumulation follows.
+`--replicas`. If you give `--global-batch-size`, the accumulation is derived from it.
 
-"Resume" says whether `train --resume` may change the option. What may not be changed alters the
-maths: `train --fork RUN` starts a new run with it.
+"Resume" says whether `train --resume` may change the option. The others are part of the maths:
+`train --fork RUN` starts a new run with other values.
 
-This page is written from the schema: `make docs`.
+This page is generated from the schema by `make docs`.
 """
 SHORT = ("v", "vv", "H", "np", "n", "c", "x", "d", "N", "bind-to", "map-by")  # with one dash
 PORT_HEAD = """# Bring your old command
 
-`phalanx port` takes a command line of one of the older applications and prints the one that does
-the same here, what became of each option, and the plan. Nothing runs, and nothing is written.
+`phalanx port` takes a command line of one of the older applications and prints the equivalent
+command, what became of each option, and the plan. Nothing runs, and nothing is written.
 
 ```sh
 phalanx port -- python3 train.py --config mk2_resnet50_gn_16ipus --data-dir DATA
 ```
 
-The old command may be separate words after `--`, one quoted text, standard input, or a script with
-several commands (`--file run.sh`). Variables, `poprun`, `mpirun` and `gc-profile` before it, line
-continuations, `--option=value` and prefixes such as `--epoch` are understood.
+The old command may be separate words after `--`, one quoted string, standard input, or a script
+with several commands (`--file run.sh`). Variables, `poprun`, `mpirun` and `gc-profile` before it,
+line continuations, `--option=value` and prefixes such as `--epoch` are understood.
 
 | flag | what it does |
 |---|---|
 | `--run` | runs the new command |
 | `--local` | leaves hosts out: replicas and stages fold onto the devices of this machine |
 | `--save FILE` | writes the options as YAML, for `phalanx train FILE` |
-| `--json` | prints the answer for a program: command, rows, warnings, plan, all resolved options |
-| `--dialect NAME` | says which program a command is for, where its script and options do not |
+| `--json` | prints the result for scripts: command, rows, warnings, plan, all resolved options |
+| `--dialect NAME` | says which program a command is for, if its script and options do not |
 
 `phalanx port --configs configs.yml` turns the entries of your own file into presets: see
 [your own entries](#your-own-entries).
 
-Any option of ours before `--` is laid over the result: `phalanx port --run --steps 10 --data
-generated -- python3 train.py ...` tries ten steps of it.
+Our own options before `--` override the result: `phalanx port --run --steps 10 --data generated --
+python3 train.py ...` tries ten steps of it.
 
-The new command begins with the preset that is nearest, and has only what differs from it. Defaults
-of the older program that differ from the preset's are options of the new command, too. Data, runs
-and presets that are not here give a warning; a command that could not start says why in the plan's
-place.
+The new command starts from the closest preset and contains only what differs from it, including
+defaults of the older program that differ from the preset's. Data, runs and presets that are not on
+this machine give a warning; if the command could not start, the reason takes the place of the plan.
 
-This page is written from the tables that `phalanx port` goes by: `make docs`."""
+This page is generated from the tables that `phalanx port` uses, by `make docs`."""
 PORT_CONFIGS = """## Your own entries
 
 ```text
@@ -92,77 +91,81 @@ phalanx port --configs configs.yml --save presets
 phalanx port --configs configs.yml NAME --save presets
 ```
 
-The first prints a preset for each entry, the second writes them to `presets/NAME.yaml`, the third
-only one of them; each comes with what became of every key, and the plan. Then
-`phalanx train --config NAME` finds a preset in the folder `presets`, before anything else of that
-name; `--config FILE` takes it from anywhere.
+The first command prints a preset for each entry, the second writes them to `presets/NAME.yaml`, the
+third writes only one; all print what became of each key, and the plan. After that,
+`phalanx train --config NAME` finds the preset in the folder `presets`, before any other of that
+name; `--config FILE` takes a preset from anywhere.
 
-Anchors, aliases and merges (`<<`) are resolved. Keys may have underscores or dashes, and be
-shortened as far as they stay unambiguous. Which program they are for is told by the keys of the
-whole file, or by `--dialect`. What an entry does not say has the default of that program.
+Anchors, aliases and merges (`<<`) are resolved. Keys may have underscores or hyphens, and may be
+abbreviated as long as they are unambiguous. The program is recognised from the keys of the whole
+file, or given by `--dialect`. Keys that an entry does not set have the defaults of that program.
 
-Entries that are only parts of others are left out, unless you name them: those whose name begins
-with a dot or an underscore, and those that others merge and that name no model. Hints that are
-variables here, such as the available memory proportion, cannot stand in a preset: the command that
-is printed, and the first lines of the file, have them."""
+Entries that are only parts of others are left out unless you name them: those whose names begin
+with a dot or an underscore, and those that others merge and that name no model. Settings that are
+environment variables here, such as the available memory proportion, cannot be part of a preset: the
+printed command and the first lines of the file contain them."""
 MODELS_HEAD = """# Models
 
 `phalanx models ls` prints this table, `phalanx models show NAME` the units of one model.
 
-Parameters and MACs are those of the image size and classes in the row. A MAC is one multiplication
-with its addition; those of convolutions and linear layers are counted, for one image. A name that
-was used before is still accepted wherever a model is named.
+Parameters and MACs are for the image size and the classes in the row. A MAC is one multiply-add;
+those of the convolutions and linear layers are counted, for one image. Former names ("also called")
+are still accepted everywhere.
 
-3-4-6-3 are the blocks of each stage, 32x4 means 32 groups of 4 channels, and small is a network for
-small images, which it does not halve at the start.
+3-4-6-3 is the number of blocks in each stage, 32x4 means 32 groups of 4 channels, and small is a
+network for small images, whose stem keeps the resolution.
 
-This page is written from the tables: `make docs`.
+This page is generated from the tables by `make docs`.
 """
 OTHER_TRAINERS_HEAD = """# Coming from another trainer
 
-What other programs call our options. The same table answers an option that does not exist: as a
-flag (`--opt`), a YAML key (`opt:`) and a keyword in Python (`opt=`), with hyphens or underscores.
-Many names are the same and are not listed: `--epochs`, `--lr`, `--momentum`, `--seed`, ...
+What other programs call our options. If you use one of these names in Phalanx, as a flag (`--opt`),
+a YAML key (`opt:`) or a Python keyword (`opt=`), with hyphens or underscores, the error gives the
+same answer. Names that are the same here are not listed: `--epochs`, `--lr`, `--momentum`, ...
 
-This page is written from the tables: `make docs`.
+How to get weights for `--init-weights`: [weights.md](weights.md). Whole command lines of the older
+applications: [port.md](port.md).
+
+This page is generated from the tables by `make docs`.
 """
 OLD_PRESETS_HEAD = """# Configurations by their old names
 
-The entries of the older applications' configs.yml, of the age of their READMEs, are presets under
-the names they had: `phalanx train`, `plan`, `validate` and `bench` take `--config NAME`, and flags
-win over it. `phalanx presets ls --old` lists them, `phalanx presets cat NAME` prints one.
+The entries of the older applications' configs.yml, in the version that their READMEs describe, are
+presets under their old names: `phalanx train`, `plan`, `validate` and `bench` take `--config NAME`,
+and flags override it. `phalanx presets ls --old` lists them, `phalanx presets cat NAME` prints one.
 
-Every key has the value it had, and where a key is missing, the application's default applies as far
-as it changes a number. A rate given per image follows the batch, as it did. Replicas and stages for
+Every key has its old value. Where a key is missing, the application's default applies if it changes
+a result. A learning rate given per image scales with the batch, as it did. Replicas and stages for
 which there are no devices are folded ([training](training.md#many-devices)), with the same steps.
 Hints to the IPU's compiler and paths are left out.
 
-The [recipes](recipes.md) are the same runs, laid out for GPUs, and "What differs in all of them"
-there holds here, too. Only here, replicas are the original's with group norm as well, activations
-are recomputed wherever they were, checkpoints are scored after training, and those of EfficientNet
-are averaged at the end, for which all of them are kept.
+The [recipes](recipes.md) are the same runs with a layout for GPUs, and
+[what differs in all of them](recipes.md#what-differs-in-all-of-them) applies here, too. Unlike the
+recipes, these presets keep the original replicas with group norm as well, recompute activations
+wherever the original did, score checkpoints after training, and average those of EfficientNet at
+the end, which is why all of them are kept.
 
-A name that two applications have is given with one of them: `tf1/resnet8_test`. So is one that is a
-model's: `pl/resnet50`. A file of your own in ./presets or ./configs.yml wins over any of these;
+If two applications have the same name, add the application: `tf1/resnet8_test`. The same goes for
+the name of a model: `pl/resnet50`. Your own file in ./presets or ./configs.yml takes precedence;
 `phalanx port --configs` turns entries that you added there into presets
 ([port](port.md#your-own-entries)).
 
-`mk2_efficientnet_b4_16ipus_base` is only what other entries add to, and trains and plans by itself
-neither there nor here: its four stages need `--gradient-accumulation 4` or more.
+`mk2_efficientnet_b4_16ipus_base` is only a base for other entries. By itself it can neither be
+trained nor planned, as in the original: its four stages need `--gradient-accumulation 4` or more.
 
-`resnet50_infer_bs16` and its siblings are for scoring and serving: what takes a model, such as
-`phalanx bench infer` and `validate`, uses their batch, images in 8 bits and 16-bit floats.
+`resnet50_infer_bs16` and its siblings are for scoring and serving: commands that take a model, such
+as `phalanx bench infer` and `validate`, use their batch size, 8-bit images and 16-bit floats.
 
-This page is written from the presets: `make docs`.
+This page is generated from the presets by `make docs`.
 """
 BENCH_HEAD = """# Measurements
 
-Speed is a ratio taken in one run on one machine wherever that is possible, because machines are
-noisy. Facts that a file lacks are shown as "not recorded".
+Wherever possible, speed is a ratio measured in one run on one machine, because machines are noisy.
+Facts that a file lacks are shown as "not recorded".
 
 Every figure below is from a file in [results](results): the command, the commit, the hardware, the
 versions, the number of repeats and their range. `phalanx bench train --json` prints such a file,
-`phalanx bench --spec` writes one; put it there under its date, and `make docs` writes this page.
+`phalanx bench --spec` writes one; put it there under its date, and run `make docs` for this page.
 
 These pages describe the measurements and have more figures:
 
@@ -230,9 +233,7 @@ def other_trainers_page() -> str:
     parts = [OTHER_TRAINERS_HEAD]
     for trainer, names in TRAINERS.items():
         rows = "".join(f"| `{name}` | {answer} |\n" for name, answer in names.items())
-        parts.append(
-            f"\n## {trainer[0].upper()}{trainer[1:]}\n\n| theirs | here |\n|---|---|\n{rows}"
-        )
+        parts.append(f"\n## {trainer}\n\n| theirs | here |\n|---|---|\n{rows}")
     return "".join(parts)
 
 

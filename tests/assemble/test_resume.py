@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from phalanx.cli.main import main
 from phalanx.errors import CheckpointError, ConfigError, DataError
+from small_photos import write_photos
 from small_runs import make_digits, run_phalanx, small_run, start_phalanx
 
 CLOCK_COLUMNS = {"images_per_second", "data_wait"}
@@ -284,8 +286,18 @@ def test_a_fork_keeps_progress_in_images(straight, tmp_path):
 def test_a_fork_needs_something_left_to_train(straight, tmp_path, capsys):
     words = ["train", "--fork", str(straight), "--run-dir", str(tmp_path / "fork")]
     assert main(words) == ConfigError.exit_code
-    assert "nothing is left to train; give --epochs more than 3" in capsys.readouterr().err
+    assert "nothing is left to train; raise --epochs above 3" in capsys.readouterr().err
     assert not (tmp_path / "fork").exists()
+
+
+def test_a_fork_to_other_classes_says_how_to_use_the_weights(straight, tmp_path, capsys):
+    photos, run = write_photos(tmp_path / "photos"), tmp_path / "new"
+    words = [f"--data-dir={photos}", "--data=folder", f"--run-dir={run}", "--workers=0"]
+    assert main(["train", "--fork", str(straight), *words, "--epochs=9"]) == ConfigError.exit_code
+    said = capsys.readouterr().err
+    assert "the checkpoint has 10 classes, this data has 3; a fork needs the same number" in said
+    way_out = shlex.split(said.partition("from its weights: ")[2])
+    assert main(["train", "mnist-resnet8", *words, *way_out, "--steps=1"]) == 0
 
 
 def test_an_edited_config_cannot_change_the_maths(digits, tmp_path, capsys):

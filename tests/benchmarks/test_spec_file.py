@@ -220,7 +220,9 @@ def test_variables_of_the_environment_are_no_parameters(spec):
 def test_a_name_in_two_files_is_refused(spec, tmp_path):
     path = spec("a: {cmd: x}")
     (tmp_path / "other.yml").write_text("\na: {cmd: y}")
-    with pytest.raises(ConfigError, match=r"other.yml:2: a is also in .*mine.yml:1"):
+    with pytest.raises(
+        ConfigError, match=r"other.yml:2: a is also in .*mine.yml:1; rename one of them"
+    ):
         read_specs([path, tmp_path / "other.yml"])
 
 

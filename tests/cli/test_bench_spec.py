@@ -1,6 +1,7 @@
 """`phalanx bench --spec`: its words, its mistakes, what it lists, and what it prints."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,16 @@ def test_a_dry_run_lists_and_checks_commands_and_writes_nothing(file, tmp_path, 
         "speed_epochs_1", "speed_epochs_2", "hello", "other_conv"
     ]  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == [file]
+
+
+def test_the_example_of_the_page_is_a_file_of_benchmarks(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    Path("page.yml").write_text(page.split("```yaml\n")[1].split("```")[0])
+    assert main(["bench", "--spec", "page.yml", "--dry-run"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "resnet50-latency: how long one batch takes"
+    assert said[-1] == "2 benchmarks, 5 commands, none of them wrong; nothing was run"
 
 
 def test_a_dry_run_tells_which_commands_are_wrong(file, tmp_path, capsys):

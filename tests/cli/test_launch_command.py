@@ -160,8 +160,11 @@ def test_a_line_of_the_older_launcher_can_be_pasted(launch):
     [
         ("--num-replicas 2 train demo", "`--` is missing: write it and a phalanx command"),
         ("--num-replicas 2 --", "a command is missing after --; choose from train, validate"),
-        ("--num-replicas 2 -- trian demo", "'trian' is no command for --; did you mean 'train'?"),
-        ("--num-replicas 2 -- bench", "'bench' is no command for --; did you mean 'bench train'?"),
+        ("--num-replicas 2 -- trian", "'trian' is not a command for launch; did you mean 'train'?"),
+        (
+            "--num-replicas 2 -- bench",
+            "'bench' is not a command for launch; did you mean 'bench train'?",
+        ),
         ("-- train demo", "--num-replicas: say how many copies"),
         ("--num-replicas two -- train demo", "--num-replicas: expected a whole number from 1"),
         ("--num-replica 2 -- train", "no such option; did you mean '--num-replicas'?"),

@@ -159,7 +159,7 @@ ELSEWHERE = [
     ),
     (
         "--BN-decay 0.9",
-        "it is --batchnorm-momentum here, the share of the new batch: 1 less the decay",
+        "it is --batchnorm-momentum here, the share of the new batch: 1 minus the decay",
     ),
     ("--shuffle", "there is nothing to set: every epoch has a new random order"),
     ("--epochs-per-ckpt 2", "it is --ckpts-per-epoch here, a rate: 1/N for every N epochs"),

@@ -137,7 +137,7 @@ def test_a_run_whose_output_does_not_fit_is_trained_and_is_code_6(digits, tmp_pa
     assert done.returncode == 6
     assert done.stderr == (
         "phalanx train: standard output: could not be written (No space left on device); the run "
-        f"went on to its end, and {tmp_path / 'run' / 'log.txt'} has what is missing here\n"
+        f"continued to its end, and {tmp_path / 'run' / 'log.txt'} has what is missing here\n"
     )
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["finished"]
     assert "valid top-1" in (tmp_path / "run" / "log.txt").read_text()

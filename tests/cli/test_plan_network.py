@@ -163,7 +163,7 @@ def test_numbers_that_are_none(capsys, flag, wanted, value):
         (("--network=1", "--hosts=a"), "--hosts: expected a whole number of at least 1, got 'a'"),
         (
             ("--network=1", "--hosts=3", "--replicas=4", "--devices=4", "--device=cpu"),
-            "--hosts 3: does not divide 4 devices; every host has as many",
+            "--hosts 3: 4 devices cannot be shared evenly by 3 hosts; give a number that divides 4",
         ),
         (("--hosts=2",), "--hosts: belongs to --network GBIT, which is not given"),
         (

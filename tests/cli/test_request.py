@@ -133,10 +133,9 @@ def test_the_key_comes_from_a_file_or_the_environment(
     server.model = to_json(401, {"error": "wrong key"})
     capsys.readouterr()
     assert main(words) == 2
-    assert (
-        "the server wants another API key; give it by --api-key-file FILE or in PHALANX_API_KEY"
-        in (capsys.readouterr().err)
-    )
+    said = capsys.readouterr().err
+    assert "the server requires another API key; give it with --api-key-file FILE" in said
+    assert " or in PHALANX_API_KEY" in said
     file.write_text(" \n")
     assert main([*words, "--api-key-file", str(file)]) == 2
     assert "is empty; write the key into it" in capsys.readouterr().err
@@ -147,7 +146,7 @@ def test_a_server_that_is_not_ours_needs_the_name_of_its_model(server, photos, c
     server.answer = lambda body, number: to_json(200, {"predictions": [[0.0, 2.0]]})
     words = ["request", str(photos / "dog"), "--url", server.url, "--protocol", "tensorflow"]
     assert main(words) == 2
-    assert "does not say which model it has (HTTP 404); give its name by --name" in (
+    assert "does not say which model it has (HTTP 404); give its name with --name" in (
         capsys.readouterr().err
     )
     assert main([*words, "--name", "resnet50"]) == 0

@@ -80,7 +80,10 @@ def test_a_preset_is_served_with_random_weights(tmp_path):
     found = json.loads(done.stdout)
     assert (found["answered"], found["failed"], found["weights"]) == (200, 0, "random")
     assert found["accuracy"] is None, "images that come with Phalanx are no digits"
-    assert "its data (mnist) is not here: sending images that come with Phalanx" in done.stderr
+    assert (
+        "its data (mnist) is not on this machine: sending images that come with Phalanx"
+        in done.stderr
+    )
     assert "has random weights: its answers mean nothing" in done.stderr
 
 

@@ -144,6 +144,13 @@ def test_the_first_comment_says_what_a_preset_is():
     assert about == {"a": "cats at night", "b": "", "c": "an entry of configs.yml"}
 
 
+def test_what_presets_ls_shows_of_our_own_is_not_cut_off():
+    files = list(builtin_preset_folder().rglob("*.yaml"))
+    heads = {file.stem: file.read_text(encoding="utf-8").splitlines()[:2] for file in files}
+    assert len(files) > 90
+    assert [name for name, (_, second) in heads.items() if second.strip("# ")] == []
+
+
 # --- configurations of the applications before Phalanx ---
 
 

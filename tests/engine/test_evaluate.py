@@ -73,7 +73,9 @@ def test_an_image_and_its_mirror_image_are_scored_together():
 def test_nothing_to_score_is_said():
     with pytest.raises(DataError, match="no image to score"):
         evaluate(Fixed(), [], options=RULE)
-    with pytest.raises(DataError, match="no image of the validation split can be decoded"):
+    with pytest.raises(
+        DataError, match="no image of the validation split can be decoded; `phalanx data verify"
+    ):
         evaluate(Fixed(), [batch([[1.0, 0.0]], [0], [-1])], options=RULE)
 
 
@@ -162,5 +164,5 @@ def test_a_score_that_one_rank_left_is_none_for_all():
 
 
 def test_shares_without_any_image_are_refused():
-    with pytest.raises(DataError, match="the validation split is empty"):
+    with pytest.raises(DataError, match="the validation split is empty; check --data-dir"):
         evaluate(Fixed(), [], options=RULE, gather=lambda mine: [mine, mine])

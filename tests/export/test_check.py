@@ -130,7 +130,7 @@ def test_images_are_the_runs_then_those_given_then_our_own(run, tmp_path, digits
     digits.rename(digits.with_name("away"))
     try:
         ours = phalanx.export(run, check_images=7, **options).checked
-        assert ours.source == "7 images that come with Phalanx (its data is not here)"
+        assert ours.source == "7 images that come with Phalanx (its data is not on this machine)"
         with pytest.raises(DataError, match="no such folder"):
             phalanx.export(run, data_dir=tmp_path / "nowhere", **options)
     finally:

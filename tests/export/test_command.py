@@ -55,10 +55,10 @@ def test_it_says_where_the_model_is_and_how_it_compares(run, tmp_path, capsys):
         (
             ["--name", "a/b"],
             2,
-            "--name 'a/b': a name is made of up to 100 letters, digits, '.', '_'",
+            "--name 'a/b': a name has up to 100 letters, digits, '.', '_'",
         ),
-        (["--name", ".."], 2, "--name '..': a name is made of up to 100 letters"),
-        (["--name", "a" * 101], 2, "a': a name is made of up to 100 letters"),
+        (["--name", ".."], 2, "--name '..': a name has up to 100 letters"),
+        (["--name", "a" * 101], 2, "a': a name has up to 100 letters"),
         (["--max-batch", "0"], 2, "--max-batch: expected a whole number from 1 to 4,096, got '0'"),
         (["--image-sise", "32"], 2, "--image-sise: no such option"),
         (
@@ -193,7 +193,10 @@ def test_names_that_are_not_utf8_are_escaped_or_refused(tmp_path, capsys):
     assert done.metadata.classes == (r"cat\udcff", "dog")
     assert r"run\udcff" in done.card.read_text()
     assert main(["export", str(run)]) == 2
-    assert "is not UTF-8, and what opens models reads no other paths" in capsys.readouterr().err
+    assert (
+        "is not UTF-8, and the libraries that open models accept no other paths"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("name", ["_a.b-c", "a" * 100, "7"])

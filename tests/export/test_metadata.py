@@ -29,7 +29,7 @@ def test_metadata_is_read_as_it_was_written(exported):
         ({"classes": 3}, "a.onnx: its metadata is damaged (classes: input should be a valid"),
         (
             {"preprocessing_fingerprint": "0" * 64},
-            "a.onnx: describes another preprocessing than the one it was exported with",
+            "a.onnx: its preprocessing is not the one it was exported with",
         ),
     ],
 )

@@ -68,7 +68,10 @@ def test_weights_from_elsewhere(here, run, capsys):
     assert "resnet8: the weights of " in printed.err and "mean nothing" not in printed.err
     told = json.loads(printed.out)
     assert told["metadata"]["weights"] == "file"
-    assert told["checked"]["source"] == "4 images that come with Phalanx (its data is not here)"
+    assert (
+        told["checked"]["source"]
+        == "4 images that come with Phalanx (its data is not on this machine)"
+    )
     card = (here / "out.safetensors.md").read_text()
     assert "the weights of `plain.safetensors`, in the network of `resnet8`" in card
     assert "These weights come from elsewhere and were not scored." in card
@@ -90,7 +93,9 @@ def test_classes_that_only_the_data_names_are_numbered(here):
         check_images=1,
     )
     assert done.metadata.classes[::999] == ("class 0", "class 999")
-    assert done.checked.source == "1 image that comes with Phalanx (its data is not here)"
+    assert (
+        done.checked.source == "1 image that comes with Phalanx (its data is not on this machine)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_no_thread_of_gloo_outlives_the_last_line(first):
     [
         (
             {"rank": 2, "size": 3, "size_variable": "TF_CONFIG"},
-            f"rank 2 on {HOST}: TF_CONFIG tells of 3 ranks, and that of rank 0 on {HOST} of 2; all "
+            f"rank 2 on {HOST}: TF_CONFIG gives 3 ranks, and that of rank 0 on {HOST} of 2; all "
             "ranks must have the same",
         ),
         (

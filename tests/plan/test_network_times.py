@@ -133,7 +133,8 @@ def test_hosts_have_the_same_number_of_devices():
     plan = plan_for(6)
     assert [count_hosts(plan, hosts) for hosts in (None, 1, 2, 3, 6)] == [6, 1, 2, 3, 6]
     for hosts in (4, 12):
-        message = f"^--hosts {hosts}: does not divide 6 devices; every host has as many$"
+        message = f"^--hosts {hosts}: 6 devices cannot be shared evenly by {hosts} hosts; give a "
+        message += "number that divides 6$"
         with pytest.raises(ConfigError, match=message):
             count_hosts(plan, hosts)
 

@@ -195,7 +195,7 @@ def test_a_networks_own_units_are_cut_in_order():
     for starts, reason in {
         ("c", "b"): "list them in forward order",
         ("a",): "at least one unit apart",
-        ("b", "b"): "is there twice",
+        ("b", "b"): "is given twice",
         ("e",): "no unit is called 'e'; there are a, b, c, d",
     }.items():
         with pytest.raises(ConfigError, match=reason):

@@ -35,9 +35,9 @@ TRAIN = "python train.py --model resnet --dataset imagenet"
         ([f"{TRAIN} --optimiser adam"], "--optimiser adam: the old program has no such choice; it "
                                         "was SGD, momentum, RMSprop or LARS"),
         ([f"{TRAIN} --epochs 4 --iterations 9"], "--epochs and --iterations: only one of them"),
-        ([f"{TRAIN} stray"], "stray: is no option and belongs to none"),
-        (["python train.py --config <config name>"], "name>: is no option and belongs to none; put "
-         "it after the option it is for, or quotes around a value with spaces in it"),
+        ([f"{TRAIN} stray"], "stray: is not an option and belongs to none"),
+        (["python train.py --config <config name>"], "name>: is not an option and belongs to none; "
+         "put it after the option it is for, or quotes around a value with spaces in it"),
         ([""], "there is no program in it; paste a whole command line"),
         ([f"{TRAIN} --model-size 51"], "--model-size 51: no resnet has that size; did you mean"),
         (["python trian.py --model resnet"], "trian.py: no such script is known; did you mean "
@@ -48,7 +48,8 @@ TRAIN = "python train.py --model resnet --dataset imagenet"
         (["python train.py --model 'resnet"], "line 1, column 25: the quote that begins"),
         (["--dialect", "tf9", "--", "python", "train.py"], "--dialect tf9: no such dialect"),
         (["--file", "none.sh"], "--file none.sh: No such file or directory"),
-        (["--run", "--json", "--", "python", "train.py"], "--json: is for the answer, --run for"),
+        (["--run", "--json", "--", "python", "train.py"],
+         "--json: prints the translation, and --run runs it; give one of them"),
         (["--epohcs", "3", "--", "python", "train.py"], "--epohcs: no such option"),
         (["--save", "x.yaml", "--", "python", "restore.py", "--restore-path", "R"],
          "--save x.yaml: holds the options of one training command"),

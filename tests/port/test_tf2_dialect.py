@@ -297,7 +297,7 @@ def test_the_program_is_told_by_its_options(line, dialect, capsys):
     [
         ("--micro-batchsize 8", "--micro-batchsize: the old program has no such option; did you"),
         ("--lr-s const", "may stand for --lr-schedule, --lr-schedule-params, --lr-staircase"),
-        ("--validation perhaps", "perhaps: is no option"),
+        ("--validation perhaps", "perhaps: is not an option"),
         ("--validation=perhaps", "expected true or false"),
         ("--global-batch-size 8 --gradient-acc 2", "only one of them may be given"),
         ("--precision 32.16", "--precision 32.16: the old program has no such choice"),

@@ -39,9 +39,9 @@ def edit(folder, change):
         (lambda values: values.pop("top1"), "lacks top1"),
         (lambda values: values.update(f1=0.5), "has unknown f1"),
         (lambda values: values["best"].pop("step"), "lacks step"),
-        (lambda values: values.update(best=3), "3 is no best"),
-        (lambda values: values.update(top1="high"), "'high' is no top1"),
-        (lambda values: values.update(interval95=[0.1]), "no interval95"),
+        (lambda values: values.update(best=3), "best cannot be 3"),
+        (lambda values: values.update(top1="high"), "top1 cannot be 'high'"),
+        (lambda values: values.update(interval95=[0.1]), "interval95.1 cannot be"),
     ],
 )
 def test_other_keys_are_named(tmp_path, change, told):

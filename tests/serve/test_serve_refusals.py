@@ -68,7 +68,7 @@ BAD = {
     "another parameter": (
         "/predict?top=3&labels=yes", make_png(), PNG, 400, "choose from top, details",
     ),
-    "text": ("/predict", b"{}", {"Content-Type": "text/plain"}, 415, "no image"),
+    "text": ("/predict", b"{}", {"Content-Type": "text/plain"}, 415, "is not an image"),
     "no boundary": ("/predict", b"x", {"Content-Type": "multipart/form-data"}, 400, "boundary"),
     "no form": ("/predict", b"x", FORM, 400, "no end"),
     "a form cut off": ("/predict", b"--b\r\n\r\n\r\nabc", FORM, 400, "no end"),
@@ -87,9 +87,9 @@ BAD = {
     ),
     "a large body": ("/predict", bytes(2**22 + 1), PNG, 413, "larger than 4.0 MiB"),
     # TensorFlow Serving
-    "no JSON": (PREDICT, b"{", {}, 400, "no JSON"),
+    "no JSON": (PREDICT, b"{", {}, 400, "the body is not JSON"),
     "no object": (PREDICT, b"[]", {}, 400, "JSON object"),
-    "deep JSON": (PREDICT, b"[" * 100_000, {}, 400, "no JSON"),
+    "deep JSON": (PREDICT, b"[" * 100_000, {}, 400, "the body is not JSON"),
     "neither": (PREDICT, {}, {}, 400, 'either "instances" or "inputs"'),
     "both": (PREDICT, {"instances": [], "inputs": []}, {}, 400, 'either "instances" or "inputs"'),
     "no instance": (PREDICT, {"instances": []}, {}, 400, "no image was sent"),
@@ -117,7 +117,7 @@ BAD = {
         PREDICT, {"instances": np.full((1, 3, SIZE, SIZE), -1e300).tolist()}, {}, 400,
         "instances: -1e+300 is too large for float32",
     ),
-    "no base64": (PREDICT, {"instances": [{"b64": "#"}]}, {}, 400, "no base64"),
+    "no base64": (PREDICT, {"instances": [{"b64": "#"}]}, {}, 400, "is not base64"),
     "b64 of a number": (PREDICT, {"instances": [{"b64": 3}]}, {}, 400, 'expected {"b64"'),
     "a file that is none": (
         PREDICT, {"instances": [{"b64": base64.b64encode(b"x").decode()}]}, {}, 400,
@@ -190,7 +190,7 @@ BAD = {
     "files in JSON": (
         INFER,
         {"inputs": [{"name": "image_bytes", "datatype": "BYTES", "shape": [1], "data": ["x"]}]},
-        {}, 400, "no base64",
+        {}, 400, "is not base64",
     ),
     # paths
     "another path": ("/v3", b"", {}, 404, "nothing is at /v3; /docs"),

@@ -16,7 +16,8 @@ from phalanx.assemble.scoring_target import find_checkpoint
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.config.read import Settings, find_length, read_stored_settings
 from phalanx.config.schema import OPTIONS, Config
-from phalanx.engine.checkpoint_store import read_facts
+from phalanx.disk import quote_path
+from phalanx.engine.checkpoint_store import WEIGHTS, read_facts
 from phalanx.errors import ConfigError
 from phalanx.plan.machine_choice import resolve_replicas
 from phalanx.plan.model import build_variant
@@ -64,12 +65,12 @@ def prepare_fork(
     settings, plan, dataset = plan_new_run(settings)
     settings = make_data_dir_absolute(settings)
     start = StartingPoint(checkpoint=checkpoint, facts=facts, use="fork")
-    _refuse_other_model(settings.config, dataset, facts)
+    _refuse_other_model(settings.config, dataset, start)
     begin = start.first_step(plan)
     if begin >= plan.total_steps:
         raise ConfigError(
-            f"--fork: {start.checkpoint.name} is at step {begin:,} of {plan.total_steps:,}, "
-            f"nothing is left to train; give --epochs more than {plan.epoch_at(begin):g}"
+            f"--fork: {start.checkpoint.name} is at step {begin:,} of {plan.total_steps:,}, so "
+            f"nothing is left to train; raise --epochs above {plan.epoch_at(begin):g}"
         )
     discarded = describe_discarded_state(start, settings.config)
     if discarded:
@@ -121,8 +122,9 @@ def _place_schedule(settings: Settings, facts: Mapping[str, Any], *, restarts: b
     )
 
 
-def _refuse_other_model(config: Config, dataset: DatasetSummary, facts: Mapping[str, Any]) -> None:
+def _refuse_other_model(config: Config, dataset: DatasetSummary, start: StartingPoint) -> None:
     """Raise ConfigError unless model and number of classes are those of the checkpoint."""
+    facts = start.facts
     stored = {**facts["config"], "plugin": config.run.plugin}  # it may have moved since
     before = _resolve_shape(read_stored_settings(stored, flags={}, where="", name="").config)
     now = _resolve_shape(config)
@@ -130,12 +132,14 @@ def _refuse_other_model(config: Config, dataset: DatasetSummary, facts: Mapping[
         if now[name] != before[name]:
             raise ConfigError(
                 f"--{name}: the checkpoint was trained with {before[name]}, and its weights "
-                f"fit nothing else; a fork cannot change it to {now[name]}"
+                f"fit nothing else; a fork cannot change it to {now[name]}: leave the option out"
             )
     if len(dataset.classes) != len(facts["classes"]):
+        weights = quote_path(start.checkpoint / WEIGHTS)
         raise ConfigError(
             f"--data: the checkpoint has {len(facts['classes'])} classes, this data has "
-            f"{len(dataset.classes)}; a fork needs the same number"
+            f"{len(dataset.classes)}; a fork needs the same number. For other classes, start a "
+            f"new run from its weights: --init-weights {weights} --reset-head"
         )
 
 

@@ -218,9 +218,9 @@ def _read_run_facts(run: RunFolder) -> dict[str, Any]:
     kinds = {"name": str, "origins": dict, "chosen": dict, "data": dict, "plan": dict}
     for name, kind in kinds.items():
         if not isinstance(facts.get(name), kind):
-            raise CheckpointError(f"{run.run}: is damaged, it has no {name}; restore it")
+            raise CheckpointError(f"{run.run}: is damaged (no {name}); restore it from a copy")
     if {*facts["chosen"]} != {"device", "precision", "threads"}:
-        raise CheckpointError(f"{run.run}: is damaged in chosen; restore it")
+        raise CheckpointError(f"{run.run}: is damaged (chosen); restore it from a copy")
     return facts
 
 

@@ -323,7 +323,7 @@ def _match_classes(found: Sequence[str], known: Sequence[str]) -> NDArray[np.int
     unknown = [name for name in found if name not in known]
     if unknown:
         raise DataError(
-            f"the data has classes the model never learnt: {', '.join(unknown[:5])}; "
-            f"it knows {', '.join(known[:10])}{'...' if len(known) > 10 else ''}"
+            f"the data has classes that the model was not trained on: {', '.join(unknown[:5])}; "
+            f"remove or rename them: it knows {', '.join(known[:10])}{', ...' * (len(known) > 10)}"
         )
     return np.array([list(known).index(name) for name in found], np.int64)

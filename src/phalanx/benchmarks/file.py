@@ -39,7 +39,9 @@ def read_specs(paths: Iterable[Path]) -> dict[str, Benchmark]:
     for path in paths:
         for name, benchmark in _SpecReader(path).read().items():
             if name in found:
-                raise ConfigError(f"{benchmark.place}: {name} is also in {found[name].place}")
+                raise ConfigError(
+                    f"{benchmark.place}: {name} is also in {found[name].place}; rename one of them"
+                )
             found[name] = benchmark
     return found
 

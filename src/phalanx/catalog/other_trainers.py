@@ -14,7 +14,7 @@ _SYNC_NORM = "--bn-span, with the number of replicas"
 _SHARDS = "--shards, the devices of one replica"
 _NO_HARDWARE = "this is a setting of IPU hardware; leave it out"
 _TRACKERS = "use --tensorboard, --wandb or --mlflow; metrics.jsonl in --run-dir has every number"
-_WEIGHTS = "--init-weights FILE, with a file you have: nothing is downloaded"
+_WEIGHTS = "--init-weights FILE, a file on disk: nothing is downloaded"
 _GO_ON = (
     "use `phalanx train --resume RUN` to continue a run, or --init-weights FILE to start from "
     "weights"
@@ -22,7 +22,7 @@ _GO_ON = (
 _SCORE = "use `phalanx validate RUN`, which scores a run without training"
 _ALWAYS = "this is always done; leave it out"
 _NO_STOPPING = "there is no early stopping; the best checkpoint is kept in addition to --keep"
-_ALL_TRAIN = "no layer can be frozen, all of them train; with --init-weights, use a small --lr"
+_ALL_TRAIN = "layers cannot be frozen, all are trained; with --init-weights, use a small --lr"
 _MIXED = "--precision 16.32, with --half-type bfloat16 or float16"
 _CHECKPOINTS = "--ckpts-per-epoch, a rate: 1/N for every N epochs"
 _LOGS = "--logs-per-epoch, a rate: times per epoch, not steps between two"
@@ -30,7 +30,7 @@ _VALIDATIONS = "--validation-frequency"
 _DECAY = "--weight-decay, which is decoupled; as a term of the gradient it is --l2-regularization"
 _MAX_STEPS = "--steps, which are updates of the weights"
 _CUTMIX = "--cutmix-lambda-low and --cutmix-lambda-high, the share of the image that is kept"
-_DATASET = "--data, such as folder or cifar10, with --data-dir DIR for where it is"
+_DATASET = "--data, such as folder or cifar10, with --data-dir DIR for its folder"
 _NO_SUCH_AUGMENT = (
     "there is no such augmentation; --auto-augment rand-augment rotates, shears and recolours"
 )
@@ -40,7 +40,7 @@ _TIMM = {
     "d": _DATASET,
     "train-split": "the training split is found by its name, such as train/ in --data-dir",
     "dataset-download": "published sets are downloaded unless --no-fetch is given",
-    "class-map": "classes are the sorted names of the class folders; there is no map of them",
+    "class-map": "classes are the sorted names of the class folders; they cannot be mapped",
     "a": "--model",
     "arch": "--model",
     "model-name": "--model",
@@ -260,7 +260,7 @@ _ULTRALYTICS = {
     "erasing": "--random-erasing",
     "nbs": "--global-batch-size",
 }
-_SEEDS = {
+_OLDER_APPLICATIONS = {
     "optimiser": "--optimizer",
     "micro-batch-size": "--batch-size",
     "total-batch-size": "--global-batch-size",
@@ -304,12 +304,12 @@ _SEEDS = {
     "groups": "--norm-num-groups",
     "norm-layer": "--norm-type",
     "norm-epsilon": "--norm-eps",
-    "bn-decay": "--batchnorm-momentum, the share of the new batch: 1 less the decay",
+    "bn-decay": "--batchnorm-momentum, the share of the new batch: 1 minus the decay",
     "stable-norm": "norms are stable unless --disable-stable-batchnorm is given",
     "group-dim": "--efficientnet-group-dim; for a ResNeXt it is in the name, such as "
     "resnext50_32x4d",
     "expand-ratio": "--efficientnet-expand-ratio",
-    "block-survival-prob": "--drop-path, 1 less the probability of survival",
+    "block-survival-prob": "--drop-path, 1 minus the probability of survival",
     "proxy-norm": "use --norm-type batch or group; there is no proxy norm",
     "hostside-norm": "--normalization-location host",
     "no-hostside-norm": "--normalization-location device, which is the default",
@@ -355,6 +355,6 @@ TRAINERS = {
     "Keras and TensorFlow": _KERAS,
     "fastai": _FASTAI,
     "Ultralytics": _ULTRALYTICS,
-    "the five seeds": _SEEDS,
+    "The older applications": _OLDER_APPLICATIONS,
 }
 OTHER_NAMES = {name: answer for names in TRAINERS.values() for name, answer in names.items()}

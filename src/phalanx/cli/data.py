@@ -204,7 +204,10 @@ def _show_batch(args: ParsedArgs) -> None:
     plan, dataset = plan_run(settings)
     step = args.read_int("--step", 1, plan.total_steps, noun="a step")
     if settings.config.data.data == "synthetic":
-        raise ConfigError("--data synthetic: its noise is made on the device, nothing to draw")
+        raise ConfigError(
+            "--data synthetic: its noise is made on the device, so there is nothing to draw; use "
+            "--data generated"
+        )
     with Loader(build_input_spec(settings.config, plan), workers=0, max_bad=plan.max_bad) as loader:
         (batch,) = next(loader.steps_from(step - 1, step, micro_batch=plan.global_batch))
     captions = [

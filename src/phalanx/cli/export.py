@@ -60,11 +60,11 @@ _SOURCE_OPTIONS = (  # of the data and of how its images are prepared
     ),
     Argument(
         "--dtype",
-        "Of the weights: float32, float16 or bfloat16 (not in ONNX). Inputs and outputs stay "
+        "Type of the weights: float32, float16 or bfloat16 (not in ONNX). Inputs and outputs stay "
         "float32.  [float32]",
         default="float32",
     ),
-    Argument("--averaged", "The moving average of the weights (--ema-decay).", switch=True),
+    Argument("--averaged", "Export the moving average of the weights (--ema-decay).", switch=True),
     Argument(
         "--max-batch",
         "Largest batch to check, and for Triton to build.  [32]",
@@ -76,7 +76,7 @@ _SOURCE_OPTIONS = (  # of the data and of how its images are prepared
         "those that come with Phalanx]",
         many=True,
     ),
-    Argument("--check-images", "How many of them.  [64]", default="64"),
+    Argument("--check-images", "How many images to check.  [64]", default="64"),
     JSON_FLAG,
     usage="RUN|CHECKPOINT|PRESET|MODEL [--format onnx|pt2|safetensors|timm|triton] [--out PATH] "
     "[--with-preprocessing] [--dtype float16] [--json]",

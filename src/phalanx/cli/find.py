@@ -38,7 +38,7 @@ _COLORS = {"pale": "#bcd2ec", "line": "#2563b0", "mark": "#d9650b"}  # on white 
     # the sweep has its own length
     options=tuple(name for name in ALL_OPTIONS if name != "steps"),
     examples={
-        "phalanx find lr": "for the demo; seconds",
+        "phalanx find lr": "for the demo; takes seconds",
         "phalanx find lr demo --optimizer adamw --to 1": "for another optimizer",
         "phalanx find lr imagenet-resnet50 --data-dir /imagenet --out lr.png": "and draw it",
     },

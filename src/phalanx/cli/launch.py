@@ -69,10 +69,10 @@ _MOST = 100_000
     Argument(
         "--num-instances",
         "What an older launcher called its processes; here every device has a process. Counts as "
-        "--num-replicas where that is not given.",
+        "--num-replicas if that is not given.",
     ),
-    Argument("--host", "Names or addresses, with commas; the first one is where ranks meet."),
-    Argument("--nodes", "How many hosts, where Slurm or Kubernetes is to choose them."),
+    Argument("--host", "Names or addresses of hosts, with commas; ranks meet at the first."),
+    Argument("--nodes", "How many hosts, if Slurm or Kubernetes chooses them."),
     Argument(
         "-x",
         "Environment variable for the ranks, with its current value or this one.",
@@ -80,7 +80,7 @@ _MOST = 100_000
     ),
     Argument("--tag-output", "Begin every line with the host or rank it is from.", switch=True),
     Argument("--launcher", "torchrun, srun or mpirun.  [srun in a Slurm job, else torchrun]"),
-    Argument("--interface", "The network interface ranks talk over, or a subnet: 10.1.3.0/24."),
+    Argument("--interface", "Network interface that ranks use, or a subnet: 10.1.3.0/24."),
     Argument("--master-addr", "torchrun: where ranks meet.  [the first host]"),
     Argument("--master-port", "torchrun: the port there.  [29500; on one host a free one]"),
     Argument("--ssh-args", 'Options for ssh, as one word: "-p 2222 -i KEY".'),
@@ -175,7 +175,9 @@ def _read_inner(words: Sequence[str]) -> _InnerCommand:
     pair, first = " ".join(words[:2]), words[0] if words else ""
     name = next((known for known in (pair, first) if known in _INNER), None)
     if name is None:
-        what = f"{first!r} is no command for --" if first else "a command is missing after --"
+        what = (
+            f"{first!r} is not a command for launch" if first else "a command is missing after --"
+        )
         raise ConfigError(f"{what}; {suggest(first, _INNER)}")
     import_module(f"phalanx.cli.{_INNER[name]}")
     args = parse_args(REGISTERED_COMMANDS[name], words[len(name.split()) :])
@@ -249,13 +251,13 @@ def _read_layout(
     replicas = replicas or instances
     if replicas is None:
         raise ConfigError(
-            "--num-replicas: say how many copies of the model there are to be, each on a device of "
-            "its own; with --devices-per-replica each is spread over several"
+            "--num-replicas: say how many copies of the model to run, one per device; "
+            "--devices-per-replica spreads each over several"
         )
     devices, total = number("--devices-per-replica"), number("--num-devices")
     if devices and total and devices * replicas != total:
         raise ConfigError(
-            f"--num-devices {total}: {replicas} replicas of {devices} devices are "
+            f"--num-devices {total}: {replicas} replicas of {devices} devices make "
             f"{replicas * devices}; leave one of the two out"
         )
     option = f"--devices-per-replica {devices}" if devices else f"--num-devices {total}"

@@ -54,8 +54,8 @@ COMMANDS = {  # name: (module, what it does)
     "bench overhead": ("bench", "compare training with a bare PyTorch loop"),
     "bench determinism": ("bench", "measure what --determinism costs"),
     "bench engines": ("bench_engines", "compare --engine lightning with the native loop"),
-    "port": ("port", "translate a command of an older program, and run it"),
     "launch": ("launch", "start a command on several hosts, or write a job for a scheduler"),
+    "port": ("port", "translate a command of an older program"),
     "port weights": ("port_weights", "convert weights of an older program"),
     "doctor": ("doctor", "check what this machine has and what is missing"),
 }

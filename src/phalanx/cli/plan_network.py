@@ -20,7 +20,7 @@ NETWORK_ARGS = (
     Argument(
         "--network",
         "Predict the step time with this many Gbit/s on each host's link, such as 10 or 0.1.",
-        metavar="GBIT",
+        metavar="--network GBIT",
     ),
     Argument("--hosts", "With --network: how many hosts share the devices; else one for each."),
     Argument(

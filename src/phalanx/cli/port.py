@@ -98,7 +98,7 @@ def _run(args: ParsedArgs) -> int:
     own = parse_args(REGISTERED_COMMANDS["port"], own_words)
     own.refuse_problems()
     if own["--run"] and own["--json"]:
-        raise ConfigError("--json: is for the answer, --run for the run; give one of them")
+        raise ConfigError("--json: prints the translation, and --run runs it; give one of them")
     lines, skipped = _read_lines(own, old_words)
     answers = []
     for line in lines:
@@ -215,12 +215,14 @@ def _read_script(path: Path) -> str:
     """The text of a script."""
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise ConfigError(f"--file {path}: is larger than any script of commands")
+            raise ConfigError(
+                f"--file {path}: is too large for a script; name the file with the old commands"
+            )
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--file {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"--file {path}: not UTF-8 text") from None
+        raise ConfigError(f"--file {path}: not UTF-8 text; save it as UTF-8") from None
 
 
 def _save(name: str, answers: Sequence[PortedCommand]) -> None:

@@ -25,8 +25,8 @@ _GUESSES = 5
         "images", "Image files, or folders of them.", metavar="IMAGE|DIR", many=True, required=True
     ),
     CHECKPOINT_FLAG,
-    Argument("--csv", "A table with a header: image, class1, probability1, ...", switch=True),
-    Argument("--json", "One JSON object per line.", switch=True),
+    Argument("--csv", "Print a table with a header: image, class1, probability1, ...", switch=True),
+    Argument("--json", "Print one JSON object per line.", switch=True),
     usage="RUN|CHECKPOINT IMAGE|DIR... [--checkpoint last|best|STEP] [--csv|--json]",
     options=("device", "precision", "threads", "valid-batch-size", "plugin", *LIMIT_OPTIONS),
     examples={

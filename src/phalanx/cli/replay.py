@@ -28,7 +28,7 @@ _RECORDED = {
     usage="RUN [--step N] [--json]",
     options=_REPLAY_OPTIONS,
     examples={
-        "phalanx replay runs/demo": "the step a run diverged at; ends with code 5 if it does",
+        "phalanx replay runs/demo": "the step a run diverged at; code 5 if it fails again",
         "phalanx replay runs/demo --step 10": "any step: what it gave, and with which images",
     },
 )

@@ -37,7 +37,9 @@ _LEAST_KEY = 8
         required=True,
     ),
     CHECKPOINT_FLAG,
-    Argument("--averaged", "The moving average of a run's weights (--ema-decay).", switch=True),
+    Argument(
+        "--averaged", "Serve the moving average of a run's weights (--ema-decay).", switch=True
+    ),
     Argument("--name", "What clients call the model.  [the run's name]"),
     Argument("--host", "Address to listen on; 0.0.0.0 for all.  [127.0.0.1]", default="127.0.0.1"),
     Argument("--port", "Port; 0 for any free port.  [8000]", default="8000"),

@@ -117,7 +117,7 @@ def collect_validation(name: str, flags: Mapping[str, str], *, count: int) -> Re
     is_missing = DATASETS[data].needs_folder and config.data.data_dir is None
     if isinstance(target, Settings) and (is_missing or data in RANDOM_DATASETS):
         found = _choose_images(open_embedded("valid"), count)
-        why = "is noise" if data in RANDOM_DATASETS else "is not here"
+        why = "is noise" if data in RANDOM_DATASETS else "is not on this machine"
         note = f"{name}: its data ({data}) {why}: sending images that come with Phalanx"
         return replace(found, labels=[None] * len(found), note=note)
     if data in RANDOM_DATASETS:

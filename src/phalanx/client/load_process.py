@@ -95,7 +95,10 @@ class _LoadChild:
         assert self._process.stdout is not None
         text = self._process.stdout.readline()
         if not text:
-            raise NetworkError("a process of the benchmark's client ended before it was done")
+            raise NetworkError(
+                "a client process of the benchmark ended early; run it again, with fewer "
+                "--max-connections if memory ran out"
+            )
         found: dict[str, Any] = json.loads(text)
         return found
 

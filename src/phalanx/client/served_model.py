@@ -49,8 +49,8 @@ def find_model(address: ServerAddress, *, name: str | None, timeout_s: float) ->
     if reply.status in (401, 403):
         given = "another" if address.api_key else "an"
         raise ConfigError(
-            f"{address.url}: the server wants {given} API key; give it by --api-key-file FILE or "
-            f"in {_KEY_VARIABLE} ({reply.error})"
+            f"{address.url}: the server requires {given} API key; give it with --api-key-file FILE "
+            f"or in {_KEY_VARIABLE} ({reply.error})"
         )
     if reply.status == 200 and isinstance(found, dict) and "name" in found:
         _refuse_other_name(address, name, str(found["name"]))
@@ -64,7 +64,7 @@ def find_model(address: ServerAddress, *, name: str | None, timeout_s: float) ->
     if name is None:
         raise ConfigError(
             f"{address.url}: the server does not say which model it has (HTTP {reply.status}); "
-            "give its name by --name"
+            "give its name with --name"
         )
     return ServedModel(name)
 

@@ -117,7 +117,7 @@ class DataConfig(Section):
     eight_bit_io: bool | None = option(
         None,
         "Send images to the device as bytes, a quarter of the size of floats.",
-        auto="yes, unless they are normalised on the host",
+        auto="yes, unless images are normalised on the host",
         resumable=True,
     )
     normalization_location: Literal["device", "host", "none"] = option(

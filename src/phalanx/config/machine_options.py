@@ -88,7 +88,7 @@ class MachineConfig(Section):
         low=1,
         high=65536,
         resumable=True,
-        auto="all that --device names, as far as --replicas needs them",
+        auto="those that --device names, as many as --replicas needs",
     )
     no_fold: bool = option(
         False,

@@ -22,7 +22,10 @@ class ModelConfig(Section):
         0.1, "Share of each new batch in batch norm's running statistics.", low=0, high=1
     )
     norm_eps: float = option(
-        1e-5, "Added to the variance; TensorFlow's EfficientNet uses 1e-3.", low=1e-12, high=1
+        1e-5,
+        "Epsilon of norms, added to the variance; TensorFlow's EfficientNet uses 1e-3.",
+        low=1e-12,
+        high=1,
     )
     full_precision_norm: bool = option(False, "Compute norms in 32 bits, whatever the precision.")
     disable_stable_batchnorm: bool = option(

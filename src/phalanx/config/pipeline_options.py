@@ -29,7 +29,8 @@ class PipelineConfig(Section):
     )
     pipeline_schedule: Literal["Grouped", "Interleaved", "Sequential"] = option(
         "Grouped",
-        "Grouped: forward passes of a group, then backward; Interleaved: in turns; Sequential.",
+        "Grouped: forward passes of a group, then backward; Interleaved: alternating; Sequential: "
+        "one micro-batch at a time.",
         resumable=True,
     )
     pipeline_validation_model: bool = option(

@@ -13,7 +13,7 @@ def _check_uri(text: str) -> str:
     try:
         has_password = urlsplit(text).password is not None
     except ValueError:
-        raise ValueError(f"{text!r} is no address; write it as http://host:5000") from None
+        raise ValueError(f"{text!r} is not an address; write it as http://host:5000") from None
     if has_password:
         raise ValueError(
             "has a password in it, which would be stored with the run; set "
@@ -41,29 +41,29 @@ class TrackerConfig(Section):
         auto="WANDB_MODE, else online with an API key and offline without one",
     )
     wandb_project: str | None = option(
-        None, "Project of the run there.", resumable=True, auto="WANDB_PROJECT, or phalanx"
+        None, "Project of the run in wandb.", resumable=True, auto="WANDB_PROJECT, or phalanx"
     )
     wandb_run_name: str | None = option(
         None,
-        "Name of the run there.",
+        "Name of the run in wandb.",
         resumable=True,
         aliases=("wandb-name",),
         auto="the name of the run folder",
     )
     wandb_tags: str | None = option(
-        None, "Tags of the run there, separated by commas.", resumable=True
+        None, "Tags of the run in wandb, separated by commas.", resumable=True
     )
     mlflow: bool = option(False, "Send the run to MLflow.", resumable=True)
     mlflow_uri: _UriText | None = option(
         None,
-        "Address of its server or database, such as http://host:5000.",
+        "Address of the MLflow server or database, such as http://host:5000.",
         resumable=True,
         aliases=("mlflow-tracking-uri",),
         auto="MLFLOW_TRACKING_URI, or mlflow.db in the current folder",
     )
     mlflow_experiment: str | None = option(
         None,
-        "Experiment of the run there.",
+        "Experiment of the run in MLflow.",
         resumable=True,
         auto="MLFLOW_EXPERIMENT_NAME, or phalanx",
     )

@@ -95,7 +95,8 @@ class ScheduleConfig(Section):
     )
     lr_batch: Literal["global", "pass"] = option(
         "global",
-        "Batch that multiplies the two above: global, or pass: without accumulation (PopART).",
+        "Batch by which --lr-per-image and --base-learning-rate are multiplied: global, or pass, "
+        "which leaves accumulation out, as PopART did.",
     )
     lr_schedule: _LrSchedule = option(
         "cosine", f"Shape of the learning rate over the run: {', '.join(get_args(_LrSchedule))}."
@@ -108,7 +109,7 @@ class ScheduleConfig(Section):
     warmup_mode: Literal["ramp", "mask", "shift", "ramp-shift"] = option(
         "ramp",
         "ramp: multiply the running schedule by t/W. mask, shift: as in recipes of TensorFlow 2; "
-        "shift lets the schedule begin after it.",
+        "shift starts the schedule after the warm-up.",
     )
     lr_decay: NumbersText = option(
         "0.1",
@@ -121,7 +122,8 @@ class ScheduleConfig(Section):
     )
     lr_drop_after: NumbersText | None = option(
         None,
-        "The same as shares of the run, instead: 0.5,0.75.",
+        "Shares of the run after which a step schedule drops the rate, instead of "
+        "--lr-epoch-decay: 0.5,0.75.",
         aliases=("learning-rate-schedule",),
     )
     lr_decay_period: DurationText | None = option(
@@ -168,7 +170,7 @@ class LossConfig(Section):
     )
     loss_scaling: float = option(
         1.0,
-        "Loss scale; with the next option, the final one.",
+        "Loss scale; with --initial-loss-scaling, the final one.",
         low=2.0**-24,
         high=2.0**24,
     )
@@ -195,7 +197,9 @@ class TrainConfig(Section):
         aliases=("epoch",),
         auto="10 without --steps",
     )
-    steps: int | None = option(None, "Length of the run in optimizer steps, instead.", low=1)
+    steps: int | None = option(
+        None, "Length of the run in optimizer steps, instead of --epochs.", low=1
+    )
     gradient_accumulation: int | None = option(
         None,
         "Micro-batches per replica and optimizer step.",
@@ -246,7 +250,7 @@ class RunConfig(Section):
     )
     ckpts_per_epoch: RateText = option(
         "1",
-        "Checkpoints per epoch: 2, 1/2 for every second epoch, 0 for none but at a stop.",
+        "Checkpoints per epoch: 2, 1/2 for every second epoch, 0 only when the run stops.",
         resumable=True,
     )
     first_ckpt_epoch: float = option(

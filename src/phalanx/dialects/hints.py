@@ -46,7 +46,7 @@ def _port_device(text: str, values: OldValues) -> Effect:
 
 WORKSPACE = OldOption(
     "available-memory-proportion",
-    computed(_port_workspace, "the workspace of cuDNN and cuBLAS, by two variables"),
+    computed(_port_workspace, "cuDNN's and cuBLAS's workspace, as environment variables"),
     takes="many",
     number=SHARE,
 )

@@ -27,7 +27,7 @@ from phalanx.dialects.table import (
 )
 
 _EPOCHS = "as the README says; the Lightning code trained 2 epochs whatever it was given"
-_SMOOTHING = "as the README says; the Lightning code took 1 less the factor"
+_SMOOTHING = "as the README says; the Lightning code took 1 minus the factor"
 _ENGINE = (
     "our own loop takes the same steps; --engine lightning lets PyTorch Lightning's Trainer drive "
     "it, to the same weights"
@@ -135,7 +135,7 @@ LIGHTNING = Dialect(
     main_script="train_lightning.py",
     conflicts=(
         "`--epoch` is the number of epochs; the code of the Lightning form trained 2.",
-        "`--label-smoothing` is the share that is spread; that code took 1 less it.",
+        "`--label-smoothing` is the share that is spread; that code took 1 minus that.",
         "`--validation-frequency` is the epochs between validations; the code also took every log "
         "point of such an epoch.",
         "`--model-cache-path` is used; the code misspelt its test of it.",

@@ -138,7 +138,7 @@ def complement(name: str) -> Outcome:
     def apply(text: str, values: OldValues) -> Effect:
         return Effect(flags={name: f"{1 - float(text):.10g}"}, why=f"1 - {text}")
 
-    return computed(apply, f"--{name}, 1 less the value")
+    return computed(apply, f"--{name}, 1 minus the value")
 
 
 def lost(why: str) -> Outcome:

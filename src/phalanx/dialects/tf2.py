@@ -66,8 +66,8 @@ def _list_notes(values: OldValues) -> list[str]:
     notes = []
     if tf2.is_toy(values) and "model-name" not in values.given:
         notes.append(
-            "no --model-name is given, and the default there, toy_model, is not here; ResNet-8 "
-            "stands in for its two convolutions"
+            "no --model-name is given, and the default there, toy_model, does not exist here; "
+            "ResNet-8 stands in for its two convolutions"
         )
     stages = len(values.many("pipeline-splits")) + 1
     grouped = values.text("pipeline-schedule") != "Sequential"

@@ -240,7 +240,7 @@ _MACHINE_TABLE = (
     OldOption("device-mapping", computed(_port_mapping, "--shards 1 where all are the same"),
               takes="many", number=COUNT_OR_NONE),
     OldOption("available-memory-proportion",
-              computed(_port_workspace, "the workspace of cuDNN and cuBLAS, by two variables"),
+              computed(_port_workspace, "cuDNN's and cuBLAS's workspace, as environment variables"),
               takes="many", number=NOT_NEGATIVE),
     BUCKETS,
     bool_row("optimizer-state-offloading", renamed("offload-optimizer")),

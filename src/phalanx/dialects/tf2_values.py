@@ -114,7 +114,7 @@ def port_global_batch(text: str, values: OldValues) -> Effect:
     parts = (
         f"micro-batch {values.whole('micro-batch-size', 1)} x {_count_replicas(values)} replicas"
     )
-    warning = f"{text} is no multiple of {parts}; rounded to {batch}, as it was there"
+    warning = f"{text} is not a multiple of {parts}; rounded to {batch}, as it was there"
     return Effect(
         flags={"gradient-accumulation": str(count)},
         why=f"{batch:,} images over {parts}",

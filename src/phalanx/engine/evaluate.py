@@ -80,14 +80,17 @@ def evaluate(
         return None
     answered = [share for share in shares if share]
     if not answered:
-        raise DataError("there is no image to score: the validation split is empty")
+        raise DataError(
+            "there is no image to score: the validation split is empty; check --data-dir"
+        )
     columns = {name: np.concatenate([share[name] for share in answered]) for name in answered[0]}
     # ranks score batches in turn; after sorting, rows of index -1 (padding, unreadable) come first
     in_order = np.argsort(columns["indices"], kind="stable")
     places = in_order[np.count_nonzero(columns["indices"] < 0) :]
     if not len(places):
         raise DataError(
-            "there is no image to score: no image of the validation split can be decoded"
+            "there is no image to score: no image of the validation split can be decoded; "
+            "`phalanx data verify DIR` says why"
         )
     classes = int(columns.pop("classes")[0])
     return Score(**{name: column[places] for name, column in columns.items()}, classes=classes)

@@ -43,7 +43,7 @@ def choose_check_images(
     except DataError:
         if needs_data:
             raise
-        return _read_embedded(session, count, "its data is not here")
+        return _read_embedded(session, count, "its data is not on this machine")
 
 
 def _read_given(session: Session, images: Sequence[NamedImage]) -> CheckImages:

@@ -33,8 +33,8 @@ def refuse_existing(path: Path, files: Collection[str]) -> None:
     """
     if not _is_utf8(path):
         raise ConfigError(
-            f"--out {path}: is not UTF-8, and what opens models reads no other paths; choose "
-            "another --out"
+            f"--out {path}: is not UTF-8, and the libraries that open models accept no other "
+            "paths; choose another --out"
         )
     with convert_out_errors(path, _ADVICE):
         file = next((parent for parent in path.parents if parent.is_file()), None)

@@ -80,9 +80,9 @@ def read_metadata(text: str, where: object) -> ModelMetadata:
         ) from None
     if found.preprocessing.fingerprint != found.preprocessing_fingerprint:
         raise CheckpointError(
-            f"{where}: describes another preprocessing than the one it was exported with; its "
-            "metadata was changed, or another version of Phalanx prepares images otherwise: export "
-            "the run again"
+            f"{where}: its preprocessing is not the one it was exported with: its metadata was "
+            "edited, or another version of Phalanx prepares images differently; export the run "
+            "again"
         )
     return found
 
@@ -100,8 +100,8 @@ def check_model_name(name: str) -> None:
     """Raise for a name of a model that addresses and files cannot have in them."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"--name {name!r}: a name is made of up to {_LONGEST_NAME} letters, digits, '.', '_' "
-            "and '-', not '.' or '-' first, because addresses and files have it in them"
+            f"--name {name!r}: a name has up to {_LONGEST_NAME} letters, digits, '.', '_' and '-', "
+            "and does not begin with '.' or '-', because it is part of URLs and file names"
         )
 
 

@@ -83,13 +83,15 @@ def read_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except _READ_ERRORS as error:
         if "TorchScript" in str(error):
             raise CheckpointError(
-                f"{path}: is a TorchScript program, which Phalanx does not run; where it comes "
-                "from, save the state dict alone, best as .safetensors"
+                f"{path}: is a TorchScript program, which Phalanx does not run; save only the "
+                "state dict where it was trained, preferably as .safetensors"
             ) from error
         raise CheckpointError(f"{path}: is truncated or damaged; download it again") from error
     tensors = _find_state_dict(content)
     if not tensors:
-        raise CheckpointError(f"{path}: holds no weights, only a {type(content).__name__}")
+        raise CheckpointError(
+            f"{path}: holds no weights, only a {type(content).__name__}; save the state dict"
+        )
     stored = [content[key] for key in _OPTION_KEYS if isinstance(content.get(key), Namespace)]
     return tensors, dict(vars(stored[0])) if stored else {}
 
@@ -99,15 +101,15 @@ def _explain_unreadable(path: Path, refused: str, warned: list[str]) -> Checkpoi
     protocol = re.search(r"pickle protocol (\d+)", " ".join(warned))
     if protocol and "Unsupported operand" in refused:
         return CheckpointError(
-            f"{path}: has pickle protocol {protocol[1]}, which torch's reader without code cannot "
-            "read; where it comes from, save it again with torch.save's default protocol, or as "
+            f"{path}: has pickle protocol {protocol[1]}, which torch's tensors-only reader cannot "
+            "read; save it again where it was trained, with torch.save's default protocol or as "
             ".safetensors"
         )
     found = re.search(r"GLOBAL (\S+)", refused)
     what = found[1] if found else "objects that are not tensors"
     return CheckpointError(
-        f"{path}: wants to run code ({what}), which Phalanx never does; where it comes from, "
-        "save the state dict alone, best as .safetensors"
+        f"{path}: wants to run code ({what}), which Phalanx never does; save only the state "
+        "dict where it was trained, preferably as .safetensors"
     )
 
 

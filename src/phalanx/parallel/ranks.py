@@ -59,7 +59,7 @@ def _register_rank(world: World, store: Store, timeout: float) -> str:
         return ""
     first = json.loads(wait_for_key(store, "introduced/0", timeout=timeout))
     if first["size"] != world.size:
-        told = f"{world.size_variable} tells of {format_plural(world.size, 'rank')}"
+        told = f"{world.size_variable} gives {format_plural(world.size, 'rank')}"
         what = f"{told}, and that of rank 0 on {first['host']} of {first['size']}"
     elif first["members"] != mine["members"]:
         what = f"{world.size_variable} lists other ranks than that of rank 0 on {first['host']}"

@@ -108,7 +108,8 @@ def count_hosts(plan: Plan, hosts: int | None) -> int:
     ranks = plan.layout.ranks
     if hosts is not None and ranks % hosts:
         raise ConfigError(
-            f"--hosts {hosts}: does not divide {ranks} devices; every host has as many"
+            f"--hosts {hosts}: {ranks} devices cannot be shared evenly by {hosts} hosts; give a "
+            f"number that divides {ranks}"
         )
     return hosts or ranks
 

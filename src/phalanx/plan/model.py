@@ -83,7 +83,7 @@ def check_variant(name: str, variant: Variant, image_size: int, *, micro_batch: 
         )
     if micro_batch == 1 and variant.norm.type == "batch" and image_size <= 2**variant.halvings:
         raise ConfigError(
-            f"--batch-size 1: at {image_size} pixels {name} ends with one value a channel, which "
+            f"--batch-size 1: at {image_size} pixels {name} ends with one value per channel, which "
             "batch norm cannot normalise; use two images or more, or --norm-type group"
         )
 

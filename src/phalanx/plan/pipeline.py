@@ -132,7 +132,7 @@ def check_order(splits: Sequence[Split], units: Sequence[str]) -> None:
     """Raise ConfigError unless splits are in order, with at least one unit per stage."""
     for before, split in pairwise([Split("the model", units[0], ""), *splits]):
         if split.name == before.name:
-            raise ConfigError(f"--pipeline-splits {split.name}: is there twice; leave one out")
+            raise ConfigError(f"--pipeline-splits {split.name}: is given twice; leave one out")
         if units.index(split.unit) <= units.index(before.unit):
             raise ConfigError(
                 f"--pipeline-splits {split.name}: starts at {split.unit}, and {before.name} at "

@@ -45,8 +45,8 @@ def match_words(
             break
         elif word != "--":
             found.problems.append(
-                f"{word}: is no option and belongs to none; put it after the option it is for, or "
-                "quotes around a value with spaces in it"
+                f"{word}: is not an option and belongs to none; put it after the option it is for, "
+                "or quotes around a value with spaces in it"
             )
     return found
 

@@ -72,7 +72,7 @@ PROGRAMS = {
         eps={"batch": 1.001e-5},
         notes=(
             "convolutions have biases, as in keras.applications, whose published weights expect "
-            "other images than Phalanx feeds them: blue first, 0 to 255 less the mean",
+            "other images than Phalanx feeds them: blue first, 0 to 255 minus the mean",
         ),
     ),
     "keras_small": Program(

@@ -126,7 +126,7 @@ def _explain_damage(path: Path, errors: list[ErrorDetails]) -> CheckpointError:
             "or it was edited by hand"
         )
     key, value = ".".join(map(str, errors[0]["loc"])), errors[0]["input"]
-    return CheckpointError(f"{path}: is damaged, {value!r} is no {key}")
+    return CheckpointError(f"{path}: is damaged: {key} cannot be {value!r}; restore it from a copy")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,8 +81,8 @@ def defer_output_error(stream: TextIO, cause: OSError, *, log: Path | None) -> N
     if isinstance(stream, _OutputStream) and not isinstance(cause, BrokenPipeError):
         where = f", and {log} has what is missing here" if log else ""
         stream.late_failure = DiskError(
-            f"standard output: could not be written ({cause.strerror or cause}); the run went on "
-            f"to its end{where}"
+            f"standard output: could not be written ({cause.strerror or cause}); the run "
+            f"continued to its end{where}"
         )
 
 

@@ -135,8 +135,8 @@ def _refuse_no_model(path: Path) -> None:
         if not path.exists():
             if is_preset(str(path)) or str(path) in MODELS:
                 raise CheckpointError(
-                    f"{path}: is no run but the name of a preset or model; export it, with random "
-                    f"weights, and serve the file: phalanx export {path}"
+                    f"{path}: is not a run but the name of a preset or model; export it, with "
+                    f"random weights, and serve the file: phalanx export {path}"
                 )
             raise CheckpointError(f"{path}: no such file or folder; {_WAY_OUT}")
         found = _describe_folder(path) if path.is_dir() else _describe_file(path)

@@ -140,7 +140,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._header_bytes > _MAX_HEADER_BYTES:
             self._refuse(431, _LARGE_HEADERS)
         else:
-            self._refuse(400, "this is no HTTP request")
+            self._refuse(400, "this is not an HTTP request")
 
     # --- limits ---
 

@@ -36,14 +36,14 @@ class OnnxBackend:
             refuse_text(path)
             reason = str(error).strip().splitlines()[0]
             raise CheckpointError(
-                f"{path}: onnxruntime cannot load it ({reason}); it is damaged or no ONNX file; "
-                "export it again"
+                f"{path}: onnxruntime cannot load it ({reason}); it is damaged, or not an ONNX "
+                "file; export it again"
             ) from None
         text = self._session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
         if text is None:
             raise CheckpointError(
-                f"{path}: an ONNX file of another program: it does not say its classes and how "
-                "images are prepared for it; the server runs what `phalanx export` wrote"
+                f"{path}: an ONNX file of another program, without class names and preprocessing; "
+                "the server runs only files written by `phalanx export`"
             )
         self.metadata = read_metadata(text, path)
         _refuse_other_preprocessing(path, self.metadata, self._session.get_inputs())

@@ -294,7 +294,7 @@ def _find_data(given: dict[str, Any], name: str, binary: memoryview) -> memoryvi
     size = _read_parameters(given, name).get("binary_data_size")
     if size is None:
         if len(binary):
-            raise ApiError(400, f"{name}: binary data was sent, and no binary_data_size tells so")
+            raise ApiError(400, f"{name}: binary data was sent without a binary_data_size")
         data = given.get("data")
         if not isinstance(data, list):
             raise ApiError(400, f'{name}: "data" must be a list, or binary_data_size be given')
@@ -359,7 +359,7 @@ def _decode_elements(data: list[Any]) -> list[bytes]:
         try:
             elements.append(binascii.a2b_base64(text, strict_mode=True))
         except ValueError as error:
-            raise ApiError(400, f"{FILES_INPUT}: element {at} is no base64 ({error})") from None
+            raise ApiError(400, f"{FILES_INPUT}: element {at} is not base64 ({error})") from None
     return elements
 
 

@@ -96,7 +96,7 @@ def _refuse_content_type(kind: str) -> None:
         return
     raise ApiError(
         415,
-        f"Content-Type {plain[:60]!r} is no image: send a file as image/jpeg, image/png or "
+        f"Content-Type {plain[:60]!r} is not an image: send a file as image/jpeg, image/png or "
         "application/octet-stream, or files as multipart/form-data (curl -F image=@FILE)",
     )
 

@@ -268,7 +268,7 @@ def parse_object(body: bytes | memoryview) -> dict[str, Any]:
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"the body is no JSON: {error}") from None
+        raise ApiError(400, f"the body is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ApiError(400, "the body must be a JSON object, such as {...}")
     return found

@@ -180,7 +180,7 @@ def _read_file(value: Any, at: int) -> ImageFile:
     try:
         return ImageFile(f"instance {at}", binascii.a2b_base64(text, strict_mode=True))
     except ValueError as error:
-        raise ApiError(400, f"instance {at}: no base64 ({error})") from None
+        raise ApiError(400, f"instance {at}: is not base64 ({error})") from None
 
 
 def _describe_tensor(name: str, dtype: str, shape: Sequence[int]) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def test_a_list_of_synsets_stands_in_for_the_kit(official):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda root: write_kit(root, truth="1\n9\n1\n"), "has no synset number 9"),
+        (lambda root: write_kit(root, truth="1\n9\n1\n"), "has no synset number 9, which"),
         (
             lambda root: write_kit(root, truth="1\n2\n"),
             "3 images, but the development kit lists 2",

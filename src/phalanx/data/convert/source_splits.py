@@ -192,7 +192,8 @@ def _read_sequential(split: SourceSplit, numbers: _Numbers) -> Iterator[Sample |
             continue
         if image.synset not in labels:
             raise DataError(
-                f"{split.folder}: {image.name} is of class {image.synset}, which is not known"
+                f"{split.folder}: {image.name} is of class {image.synset}, which is not "
+                "among its classes; download the data again"
             )
         if isinstance(image.data, str):
             yield image.data

@@ -55,7 +55,10 @@ def read_validation_synsets(root: Path) -> list[str]:
     numbers = [int(word) for word in truth.split()]
     unknown = sorted(set(numbers) - set(synsets))
     if unknown:
-        raise DataError(f"{path}: {_META}: has no synset number {unknown[0]}, which {_TRUTH} uses")
+        raise DataError(
+            f"{path}: {_META}: has no synset number {unknown[0]}, which {_TRUTH} uses; download it "
+            "again"
+        )
     return [synsets[number] for number in numbers]
 
 

@@ -123,7 +123,7 @@ DATA_FORMATS: dict[str, _DataFormat] = {
     ),
     "parquet": _DataFormat(
         files="train-*.parquet with a column of images, as Hugging Face publishes them",
-        how_to_get="huggingface.co",
+        how_to_get="huggingface.co, or phalanx data build --to parquet",
         is_in=parquet.has_parquet_files,
         has_split=_any_layout(parquet.find_files),
         open=_any_layout(parquet.open_parquet),
