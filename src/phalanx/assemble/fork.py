@@ -1,6 +1,6 @@
 """Fork: a new run that starts from another one's checkpoint, with changed options."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from phalanx.assemble.scoring_target import find_checkpoint
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.config.read import Settings, find_length, read_stored_settings
 from phalanx.config.schema import OPTIONS, Config
-from phalanx.engine.checkpoint_store import read_facts
+from phalanx.disk import quote_path
+from phalanx.engine.checkpoint_store import WEIGHTS, read_facts
 from phalanx.errors import ConfigError
 from phalanx.plan.machine_choice import resolve_replicas
 from phalanx.plan.model import build_variant
@@ -64,7 +65,7 @@ def prepare_fork(
     settings, plan, dataset = plan_new_run(settings)
     settings = make_data_dir_absolute(settings)
     start = StartingPoint(checkpoint=checkpoint, facts=facts, use="fork")
-    _refuse_other_model(settings.config, dataset, facts)
+    _refuse_other_model(settings.config, dataset, start)
     begin = start.first_step(plan)
     if begin >= plan.total_steps:
         raise ConfigError(
@@ -72,8 +73,8 @@ def prepare_fork(
             f"nothing is left to train; give --epochs more than {plan.epoch_at(begin):g}"
         )
     discarded = describe_discarded_state(start, settings.config)
-    if discarded:
-        plan = replace(plan, warnings=(*plan.warnings, discarded))
+    renamed = _describe_other_classes(dataset.classes, start)
+    plan = replace(plan, warnings=(*plan.warnings, *filter(None, (discarded, renamed))))
     parent = {
         "run": facts["run"],
         "checkpoint": str(checkpoint.absolute()),
@@ -121,8 +122,9 @@ def _place_schedule(settings: Settings, facts: Mapping[str, Any], *, restarts: b
     )
 
 
-def _refuse_other_model(config: Config, dataset: DatasetSummary, facts: Mapping[str, Any]) -> None:
+def _refuse_other_model(config: Config, dataset: DatasetSummary, start: StartingPoint) -> None:
     """Raise ConfigError unless model and number of classes are those of the checkpoint."""
+    facts = start.facts
     stored = {**facts["config"], "plugin": config.run.plugin}  # it may have moved since
     before = _resolve_shape(read_stored_settings(stored, flags={}, where="", name="").config)
     now = _resolve_shape(config)
@@ -135,8 +137,26 @@ def _refuse_other_model(config: Config, dataset: DatasetSummary, facts: Mapping[
     if len(dataset.classes) != len(facts["classes"]):
         raise ConfigError(
             f"--data: the checkpoint has {len(facts['classes'])} classes, this data has "
-            f"{len(dataset.classes)}; a fork needs the same number"
+            f"{len(dataset.classes)}; a fork needs the same number. {_describe_new_head(start)}"
         )
+
+
+def _describe_other_classes(classes: Sequence[str], start: StartingPoint) -> str:
+    """A note if the classes have other names, or another order, than those of the checkpoint."""
+    pairs = zip(start.facts["classes"], classes, strict=True)
+    before, now = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
+    if before == now:
+        return ""
+    return (
+        f"the classes are not those of the checkpoint ({before!r} there, {now!r} here): each "
+        "output continues as that of the class which now has its place. "
+        f"{_describe_new_head(start)}"
+    )
+
+
+def _describe_new_head(start: StartingPoint) -> str:
+    weights = quote_path(start.checkpoint / WEIGHTS)
+    return f"To train a new classifier, start a new run with --init-weights {weights} --reset-head"
 
 
 def _resolve_shape(config: Config) -> dict[str, Any]:
