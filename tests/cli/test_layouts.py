@@ -368,6 +368,36 @@ def test_tiny_imagenet_whose_images_were_moved_into_class_folders(tmp_path, caps
     assert "16 + 6 images, 2 classes" in capsys.readouterr().out
 
 
+def test_nothing_is_written_where_it_would_become_a_class(tmp_path, capsys, monkeypatch):
+    flat, split = tmp_path / "flat", tmp_path / "split"
+    write_classes(flat, 4)
+    write_splits(split, {"train": 4, "val": 1})
+    monkeypatch.chdir(flat)  # the run folder is runs/NAME here, unless it is named
+    words = ["train", "folder-resnet18", *STEP, "--val-split", "2", "--data-dir"]
+    assert main([*words, "."]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("phalanx train: --run-dir runs/folder-resnet18-")
+    assert f": is inside {flat}, whose folders are read as classes; choose a folder outs" in said
+    inside = ["--data-dir", str(split), "--run-dir", str(split / "train/run")]
+    assert main(["train", "folder-resnet18", *STEP, *inside]) == 2
+    assert f"train/run: is inside {split}/train, whose folders" in capsys.readouterr().err
+    assert main(["data", "build", ".", "--to", "packed", "--out", "packed"]) == 2
+    assert "--out packed: is inside ., whose folders are read as" in capsys.readouterr().err
+    assert sorted(path.name for path in flat.glob("[!.]*")) == ["cat", "dog"]
+    assert main([*words, ".", "--run-dir", ".runs/1"]) == 0, "hidden folders are no classes"
+    inside[-1] = str(split / "run")
+    assert main(["train", "folder-resnet18", *STEP, *inside]) == 0, "beside train/"
+
+
+def test_a_folder_without_images_beside_classes_is_named(tmp_path, capsys):
+    write_classes(tmp_path, 2)
+    (tmp_path / "emu").mkdir()
+    for words in (["data", "list"], ["data", "verify"]):
+        assert main([*words, str(tmp_path)]) == 3
+        said = f"{tmp_path}/emu: holds no image, but the folders beside it look like classes"
+        assert said in capsys.readouterr().err
+
+
 def test_a_link_that_leads_to_itself_hides_no_dataset(tmp_path, capsys):
     write_classes(tmp_path / "data/set", 2)
     (tmp_path / "data/loop").symlink_to("loop")

@@ -11,6 +11,7 @@ from phalanx.assemble.dataset_summary import (
     build_layout_options,
     choose_normalization,
     inspect_dataset,
+    locate_data,
     summarise_dataset,
 )
 from phalanx.assemble.find_data import infer_data_flags, read_settings_with_data, use_random_data
@@ -163,7 +164,6 @@ def describe_val_split(checkpoint: ScorableCheckpoint) -> str:
 
     Of another folder, it scores a part; of the run's own, images that the run was trained on.
     """
-    from phalanx.data.formats.detect import locate_dataset
     from phalanx.data.formats.sources import DATA_FORMATS
 
     settings, stored = checkpoint.settings, checkpoint.start.facts["config"]
@@ -171,10 +171,11 @@ def describe_val_split(checkpoint: ScorableCheckpoint) -> str:
     now, then = data.val_split, stored.get("val-split")
     if data.data not in DATA_FORMATS or not data.data_dir or (now is None and then is None):
         return ""
-    layout, root = build_layout_options(settings.config), expand_home(data.data_dir)
-    form, folder = locate_dataset(data.data, root, layout)
+    form, place = locate_data(settings.config)
+    folder, layout = Path(place or ""), build_layout_options(settings.config)
     if not folder.is_dir() or DATA_FORMATS[form].has_split(folder, "valid", layout):
         return ""  # it is scored, whatever the run did
+    root = expand_home(data.data_dir)
     if root.resolve() == expand_home(stored.get("data-dir") or "").resolve():
         if (now and parse_val_split(now)) == (then and parse_val_split(then)):
             return ""
