@@ -18,9 +18,10 @@ from phalanx.config.changes import find_changes, format_flag
 from phalanx.config.read import Settings, dump_config, fill_older_options, read_stored_settings
 from phalanx.config.schema import Config
 from phalanx.config.text import read_option_file
-from phalanx.disk import remove_dead_parts, write_atomically
+from phalanx.disk import quote_path, remove_dead_parts, write_atomically
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
+    WEIGHTS,
     find_newest_checkpoint,
     read_facts,
     remove_leftovers,
@@ -36,6 +37,7 @@ from phalanx.report.report_page import write_report
 from phalanx.report.summary import Summary, read_summary
 from phalanx.trackers.choice import refuse_missing_trackers
 
+_WEIGHTS_OF_RUN = tuple(f"{folder}{WEIGHTS}" for folder in ("", "best/", "checkpoints/best/"))
 _RESUME_ORIGIN = "flag at resume"
 _OWN_TO_A_MACHINE = ("data-dir", "run-dir", "device", "plugin", "init-weights", "workers")
 
@@ -107,7 +109,9 @@ def refuse_missing_weights(config: Config) -> None:
         return
     path = Path(config.model.init_weights)
     if path.is_dir():
-        raise CheckpointError(f"{path}: is a folder; name the file with the weights in it")
+        inner = next((path / n for n in _WEIGHTS_OF_RUN if (path / n).is_file()), None)
+        name = f": {quote_path(inner)}" if inner else ""
+        raise CheckpointError(f"{path}: is a folder; name the file with the weights in it{name}")
     if not path.is_file():
         raise CheckpointError(
             f"{path}: no such file; --init-weights takes a .safetensors or .pth file"
