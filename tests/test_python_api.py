@@ -81,7 +81,7 @@ def test_a_file_of_options_may_be_a_path(tmp_path):
     for function in (phalanx.plan, phalanx.train):
         with pytest.raises(ConfigError, match="expected the path of a file or folder"):
             function({"batch-size": 24})
-    with pytest.raises(ConfigError, match="nowhere.yaml: no such file"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: no such file"):
         phalanx.train(tmp_path / "nowhere.yaml")
 
 
