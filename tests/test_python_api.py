@@ -74,6 +74,17 @@ def test_predict_takes_one_path_a_folder_or_a_list(run, photos):
         bad.label  # noqa: B018
 
 
+def test_a_file_of_options_may_be_a_path(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("batch-size: 24\n")
+    assert phalanx.plan(file).global_batch == phalanx.plan(str(file)).global_batch == 24
+    for function in (phalanx.plan, phalanx.train):
+        with pytest.raises(ConfigError, match="expected the path of a file or folder"):
+            function({"batch-size": 24})
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: no such file"):
+        phalanx.train(tmp_path / "nowhere.yaml")
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
 def test_a_pillow_image_of_any_mode(model, mode):
     (answer,) = model(Image.new(mode, (30, 20)))

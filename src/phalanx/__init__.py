@@ -27,7 +27,7 @@ PathLike = str | Path
 
 
 def train(
-    preset: str | None = None,
+    preset: PathLike | None = None,
     *,
     resume: PathLike | None = None,
     fork: PathLike | None = None,
@@ -58,7 +58,7 @@ def train(
         prepared = prepare_fork(_path(fork), flags, line=line, schedule=fork_schedule)
     else:
         prepared = prepare_new_run(
-            fetch_missing_dataset(read_settings_with_data(preset, flags), print), line=line
+            fetch_missing_dataset(read_settings_with_data(_preset(preset), flags), print), line=line
         )
     if prepared.plan.layout.ranks > 1:
         return _train_on_ranks(prepared, flags if resume is not None else {})
@@ -110,12 +110,12 @@ def validate(run: PathLike, *, checkpoint: str | int | None = None, **options: A
         return score(open_untrained_model(found)).row
 
 
-def plan(preset: str | None = None, **options: Any) -> "Plan":
+def plan(preset: PathLike | None = None, **options: Any) -> "Plan":
     """Every number derived from a preset or file and options."""
     from phalanx.assemble.dataset_summary import plan_run
     from phalanx.assemble.find_data import read_settings_with_data
 
-    return plan_run(read_settings_with_data(preset, _flags(options)))[0]
+    return plan_run(read_settings_with_data(_preset(preset), _flags(options)))[0]
 
 
 def load(run: PathLike, *, checkpoint: str | int | None = None, **options: Any) -> "LoadedModel":
@@ -201,6 +201,11 @@ def _flags(options: dict[str, Any]) -> dict[str, str]:
     from phalanx.config.text import to_flags
 
     return to_flags(options)
+
+
+def _preset(given: PathLike | None) -> str | None:
+    """The name of a preset, or the path of a file, as text."""
+    return None if given is None else str(_path(given))
 
 
 def _choice(checkpoint: str | int | None) -> str | None:

@@ -152,6 +152,18 @@ def test_a_clean_set_exits_with_0_and_a_damaged_one_with_3(photos, tmp_path, cap
     assert page.read_text(encoding="utf-8").count("<figure>") == 2
 
 
+def test_copies_on_both_sides_of_a_split_by_val_split_are_found(photos, capsys):
+    train = photos / "train"
+    for image in sorted(train.glob("*/*.jpg")):
+        (image.parent / f"copy of {image.name}").write_bytes(image.read_bytes())
+    assert main(["data", "verify", str(train), "--json"]) == 3
+    totals = json.loads(capsys.readouterr().out)["totals"]
+    assert (totals["exact duplicates"], totals["in both splits"]) == (12, 0)
+    assert main(["data", "verify", str(train), "--val-split", "25%", "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert found["images"] == {"train": 18, "valid": 6} and found["totals"]["in both splits"] > 0
+
+
 def test_greyscale_alone_is_no_mistake_and_json_tells_all(photos, capsys):
     (photos / "train/cat/cat 000.jpg").write_bytes(encode(photo(700, mode="L")))
     assert main(["data", "verify", str(photos), "--json"]) == 0

@@ -144,6 +144,14 @@ def test_a_fork_cannot_change_what_the_weights_mean(contiguous, tmp_path, capsys
     assert not run.exists()
 
 
+def test_the_folder_of_a_run_is_no_file_of_weights_but_names_it(contiguous, capsys):
+    best = contiguous / "checkpoints/best/weights.safetensors"
+    for folder in (contiguous, contiguous / "checkpoints", best.parent):
+        assert main(["train", "demo", "--init-weights", str(folder)]) == CHECKPOINT
+        err = capsys.readouterr().err
+        assert f"{folder}: is a folder; name the file with the weights in it: {best}\n" in err
+
+
 MISTAKES = [  # words, exit code, what is said
     (
         ["--init-weights", "nowhere.pth"],

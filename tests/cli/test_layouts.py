@@ -240,6 +240,55 @@ def test_a_folder_is_descended_into_by_the_commands_that_score(tmp_path, capsys)
         assert found["scored"] == images
 
 
+def test_a_split_by_val_split_is_not_the_runs_own_without_a_word(tmp_path, capsys):
+    root, other = write_classes(tmp_path / "data", 4), write_classes(tmp_path / "other", 4)
+    split = write_splits(tmp_path / "split", {"train": 1, "val": 3})
+    run = tmp_path / "run"
+    words = ["train", "folder-resnet18", "--data-dir", root, "--run-dir", run, *STEP]
+    words[words.index("--ckpts-per-epoch") + 1] = "1"
+    assert main([*map(str, words), "--val-split", "25%"]) == 0
+    part = f"note: --val-split 25%, which the run was trained with, is applied to {other} too, so"
+    trained = "the run held out 25% and was trained on the rest"
+    for options, images, said in (
+        ([], 2, None),
+        (["--val-split", "0.25"], 2, None),
+        (["--data-dir", split], 6, None),
+        (["--data-dir", other, "--val-split", "25%"], 2, None),
+        (["--data-dir", other, "--val-split", "none"], 8, None),
+        (["--data-dir", other], 2, part),
+        (["--val-split", "4"], 4, f"note: --val-split 4: {trained}"),
+        (["--val-split", "none"], 8, f"note: --val-split none: {trained}"),
+    ):
+        capsys.readouterr()
+        assert main(["validate", str(run), *map(str, options), "--json"]) == 0
+        out, err = capsys.readouterr()
+        assert json.loads(out)["scored"] == images
+        assert (said in err) if said else ("note:" not in err), options
+
+
+def test_a_fork_onto_other_classes_says_so(tmp_path, capsys):
+    root, run = write_splits(tmp_path / "data", {"train": 4, "val": 1}), tmp_path / "run"
+    words = ["train", "folder-resnet18", "--data-dir", root, "--run-dir", run, *STEP]
+    words[words.index("--ckpts-per-epoch") + 1] = "1"
+    assert main(list(map(str, words))) == 0
+    new_head = f"--init-weights {run}/checkpoints/step-00000001/weights.safetensors --reset-head"
+    fork = ["train", "--fork", str(run), "--steps", "2", "--run-dir"]
+    assert main([*fork, str(tmp_path / "same")]) == 0
+    assert "the classes are not those" not in capsys.readouterr().out
+    (root / "train/dog").rename(root / "train/ant")  # comes first now
+    (root / "val/dog").rename(root / "val/ant")
+    assert main([*fork, str(tmp_path / "renamed")]) == 0
+    said = capsys.readouterr().out
+    assert "note: the classes are not those of the checkpoint ('cat' there, 'ant' here)" in said
+    assert new_head in said
+    write_splits(root, {"train": 1, "val": 1}, names=["emu"])
+    assert main([*fork, str(tmp_path / "more")]) == 2
+    assert (
+        f"a fork needs the same number. To train a new classifier, start a new run with {new_head}"
+        in (capsys.readouterr().err)
+    )
+
+
 def test_older_runs_keep_their_listing_and_their_split(tmp_path, capsys):
     root = write_classes(tmp_path / "data", 8, suffixes=("jpg", "png"))
     run = tmp_path / "run"
@@ -317,6 +366,36 @@ def test_tiny_imagenet_whose_images_were_moved_into_class_folders(tmp_path, caps
     write_classes(tmp_path / "val", 3, names=SYNSETS)  # and the table is still there
     assert main(["data", "list", str(tmp_path)]) == 0
     assert "16 + 6 images, 2 classes" in capsys.readouterr().out
+
+
+def test_nothing_is_written_where_it_would_become_a_class(tmp_path, capsys, monkeypatch):
+    flat, split = tmp_path / "flat", tmp_path / "split"
+    write_classes(flat, 4)
+    write_splits(split, {"train": 4, "val": 1})
+    monkeypatch.chdir(flat)  # the run folder is runs/NAME here, unless it is named
+    words = ["train", "folder-resnet18", *STEP, "--val-split", "2", "--data-dir"]
+    assert main([*words, "."]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("phalanx train: --run-dir runs/folder-resnet18-")
+    assert f": is inside {flat}, whose folders are read as classes; choose a folder outs" in said
+    inside = ["--data-dir", str(split), "--run-dir", str(split / "train/run")]
+    assert main(["train", "folder-resnet18", *STEP, *inside]) == 2
+    assert f"train/run: is inside {split}/train, whose folders" in capsys.readouterr().err
+    assert main(["data", "build", ".", "--to", "packed", "--out", "packed"]) == 2
+    assert "--out packed: is inside ., whose folders are read as" in capsys.readouterr().err
+    assert sorted(path.name for path in flat.glob("[!.]*")) == ["cat", "dog"]
+    assert main([*words, ".", "--run-dir", ".runs/1"]) == 0, "hidden folders are no classes"
+    inside[-1] = str(split / "run")
+    assert main(["train", "folder-resnet18", *STEP, *inside]) == 0, "beside train/"
+
+
+def test_a_folder_without_images_beside_classes_is_named(tmp_path, capsys):
+    write_classes(tmp_path, 2)
+    (tmp_path / "emu").mkdir()
+    for words in (["data", "list"], ["data", "verify"]):
+        assert main([*words, str(tmp_path)]) == 3
+        said = f"{tmp_path}/emu: holds no image, but the folders beside it look like classes"
+        assert said in capsys.readouterr().err
 
 
 def test_a_link_that_leads_to_itself_hides_no_dataset(tmp_path, capsys):

@@ -450,6 +450,11 @@ def test_a_class_that_training_never_saw_is_named(fail):
     assert "pets/val/dogs: the training data has no such class; did you mean 'dog'?" in said
 
 
+def test_predictions_have_one_form(fail):
+    said = fail("predict", "runs/a", "x.png", "--csv", "--json", code=CONFIG)
+    assert "--csv, --json: each is a form of the answers; give one of them" in said
+
+
 def test_images_to_predict_that_are_not_there(fail):
     assert "x.png: no such file or folder" in fail("predict", "runs/a", "x.png", code=DATA)
     Path("empty").mkdir()

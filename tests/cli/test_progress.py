@@ -71,11 +71,13 @@ def test_images_are_told_with_their_rate_and_what_is_left(clock, monkeypatch):
     images("train", 300, 1000)
     clock[0] += 7
     images("train", 1000, 1000)
-    images("valid", 10, 10)
+    images("valid", 16, 40)
+    clock[0] += 0.1
+    images("valid", 40, 40)  # two bursts say nothing about the rate
     lines = terminal.getvalue().replace("\n", "").split("\r\033[K")[1:]
     assert lines == [
         "train: 100 of 1,000 images done",
         "train: 300 of 1,000 images done, 100/s, 7s left",
         "train: 1,000 of 1,000 images done, 100/s",
-        "valid: 10 of 10 images done",
+        "valid: 40 of 40 images done",
     ]

@@ -152,6 +152,13 @@ def test_a_newer_format_and_a_stranger_are_refused(tmp_path):
         read_files(tmp_path)
 
 
+def test_a_checkpoint_that_its_run_deletes_in_the_meantime_is_told_as_such(tmp_path):
+    checkpoint = write_checkpoint(tmp_path, 1, FILES)
+    checkpoint.rename(tmp_path / ".gone-step-00000001")
+    with pytest.raises(CheckpointError, match="was deleted in the meantime; a run that is still"):
+        read_files(checkpoint)
+
+
 def test_a_killed_write_leaves_nothing_that_counts(tmp_path):
     write_checkpoint(tmp_path, 1, FILES)
     for leftover in (".part-step-00000002", ".gone-step-00000000"):

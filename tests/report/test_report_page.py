@@ -148,6 +148,20 @@ def test_summaries_from_before_rounding_was_measured_are_read(tmp_path):
     assert "50.00% of the weight updates" in read_page(run).text
 
 
+def test_a_run_that_failed_says_why(tmp_path):
+    run = create_run(tmp_path / "new", config_text=CONFIG.format(lr=1), facts=make_facts())
+    box = run.path / "blackbox.json"
+    box.write_text(json.dumps({"why": "DivergedError: step 6: loss nan; start <again>"}))
+    text = read_page(run).text
+    assert "failed" in text and "The run failed: step 6: loss nan; start <again>" in text
+    for damaged in ("[", "[]", "{}"):
+        box.write_text(damaged)
+        assert "unfinished" in read_page(run).text
+    done = make_run(tmp_path / "done")
+    (done.path / "blackbox.json").write_text(json.dumps({"why": "OSError: of an earlier trial"}))
+    assert "The run failed" not in read_page(done).text
+
+
 @pytest.mark.parametrize("steps", [3, 30, 140])
 def test_an_unfinished_run_shows_what_there_is(tmp_path, steps):
     run = create_run(tmp_path / "new", config_text=CONFIG.format(lr=1), facts=make_facts())

@@ -57,7 +57,7 @@ def inspect_dataset(config: Config) -> DatasetSummary:
     from phalanx.data.verify.manifest import find_manifest
 
     splits: tuple[Split, ...] = ("train", "valid")
-    (data, folder), layout = _locate_data(config), build_layout_options(config)
+    (data, folder), layout = locate_data(config), build_layout_options(config)
     wanted = config.data.val_split
     val_split = None if wanted is None else ValSplit(wanted, config.train.seed)
     sources = {
@@ -94,7 +94,7 @@ def _describe_data(config: Config, valid_images: int) -> Iterator[str]:
     """How a folder is read, and how many images --val-split held out."""
     from phalanx.data.formats.detect import describe_data_layout
 
-    data, folder = _locate_data(config)
+    data, folder = locate_data(config)
     if folder is not None and (
         text := describe_data_layout(data, expand_home(folder), build_layout_options(config))
     ):
@@ -104,7 +104,7 @@ def _describe_data(config: Config, valid_images: int) -> Iterator[str]:
         yield f"{images} held out by --val-split {config.data.val_split}"
 
 
-def _locate_data(config: Config) -> tuple[str, str | None]:
+def locate_data(config: Config) -> tuple[str, str | None]:
     """The format of the data and its folder, at or below --data-dir."""
     data, folder = config.data.data, config.data.data_dir
     if folder is None:
@@ -361,7 +361,7 @@ def build_input_spec(config: Config, plan: Plan) -> "InputSpec":
     from phalanx.data.transforms.transform import TransformSpec
     from phalanx.plan.order import Order
 
-    options, (data, data_dir) = config.augment, _locate_data(config)
+    options, (data, data_dir) = config.augment, locate_data(config)
     return InputSpec(
         data=data,
         plugin=config.run.plugin,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.catalog.datasets import DATASETS, PUBLISHED
 from phalanx.config.read import Settings, read_settings
+from phalanx.config.schema import Config
 from phalanx.disk import expand_home
 from phalanx.errors import ConfigError, DataError
 from phalanx.plan.model import choose_image_size
@@ -79,6 +80,18 @@ def make_data_dir_absolute(settings: Settings) -> Settings:
     whole = {"data_dir": str(Path(data.data_dir).absolute())}
     config = settings.config.model_copy(update={"data": data.model_copy(update=whole)})
     return replace(settings, config=config)
+
+
+def refuse_run_in_data(config: Config, run: Path) -> None:
+    """Raise ConfigError if a run folder would be read as a class of the run's own data."""
+    if config.data.data_dir is None:
+        return
+    from phalanx.assemble.dataset_summary import build_layout_options, locate_data
+    from phalanx.data.formats.sources import refuse_output_in_data
+
+    data, folder = locate_data(config)
+    layout = build_layout_options(config)
+    refuse_output_in_data(run, "--run-dir", data=data, root=Path(folder or ""), layout=layout)
 
 
 def infer_data_flags(flags: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Fork: a new run that starts from another one's checkpoint, with changed options."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,8 @@ def prepare_fork(
             f"nothing is left to train; raise --epochs above {plan.epoch_at(begin):g}"
         )
     discarded = describe_discarded_state(start, settings.config)
-    if discarded:
-        plan = replace(plan, warnings=(*plan.warnings, discarded))
+    renamed = _describe_other_classes(dataset.classes, start)
+    plan = replace(plan, warnings=(*plan.warnings, *filter(None, (discarded, renamed))))
     parent = {
         "run": facts["run"],
         "checkpoint": str(checkpoint.absolute()),
@@ -135,12 +135,28 @@ def _refuse_other_model(config: Config, dataset: DatasetSummary, start: Starting
                 f"fit nothing else; a fork cannot change it to {now[name]}: leave the option out"
             )
     if len(dataset.classes) != len(facts["classes"]):
-        weights = quote_path(start.checkpoint / WEIGHTS)
         raise ConfigError(
             f"--data: the checkpoint has {len(facts['classes'])} classes, this data has "
-            f"{len(dataset.classes)}; a fork needs the same number. For other classes, start a "
-            f"new run from its weights: --init-weights {weights} --reset-head"
+            f"{len(dataset.classes)}; a fork needs the same number. {_describe_new_head(start)}"
         )
+
+
+def _describe_other_classes(classes: Sequence[str], start: StartingPoint) -> str:
+    """A note if the classes have other names, or another order, than those of the checkpoint."""
+    pairs = zip(start.facts["classes"], classes, strict=True)
+    before, now = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
+    if before == now:
+        return ""
+    return (
+        f"the classes are not those of the checkpoint ({before!r} there, {now!r} here): each "
+        "output continues as that of the class which now has its place. "
+        f"{_describe_new_head(start)}"
+    )
+
+
+def _describe_new_head(start: StartingPoint) -> str:
+    weights = quote_path(start.checkpoint / WEIGHTS)
+    return f"To train a new classifier, start a new run with --init-weights {weights} --reset-head"
 
 
 def _resolve_shape(config: Config) -> dict[str, Any]:

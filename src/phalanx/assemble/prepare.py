@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -14,14 +13,15 @@ from phalanx.assemble.dataset_summary import (
     inspect_dataset,
     plan_new_run,
 )
-from phalanx.assemble.find_data import make_data_dir_absolute
+from phalanx.assemble.find_data import make_data_dir_absolute, refuse_run_in_data
 from phalanx.config.changes import find_changes, format_flag
 from phalanx.config.read import Settings, dump_config, fill_older_options, read_stored_settings
 from phalanx.config.schema import Config
 from phalanx.config.text import read_option_file
-from phalanx.disk import remove_dead_parts, write_atomically
+from phalanx.disk import quote_path, remove_dead_parts, write_atomically
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
+    WEIGHTS,
     find_newest_checkpoint,
     read_facts,
     remove_leftovers,
@@ -31,12 +31,13 @@ from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.plan.machine_choice import choose_machine, refuse_missing_devices, reuse_machine
 from phalanx.plan.plan import Plan, make_plan
 from phalanx.report.environment import collect_environment, hash_code
-from phalanx.report.folder import RunFolder, create_run, open_run
+from phalanx.report.folder import RunFolder, create_run, name_run_folder, open_run
 from phalanx.report.records import describe_missing_rows, find_changed_record
 from phalanx.report.report_page import write_report
 from phalanx.report.summary import Summary, read_summary
 from phalanx.trackers.choice import refuse_missing_trackers
 
+_WEIGHTS_OF_RUN = tuple(f"{folder}{WEIGHTS}" for folder in ("", "best/", "checkpoints/best/"))
 _RESUME_ORIGIN = "flag at resume"
 _OWN_TO_A_MACHINE = ("data-dir", "run-dir", "device", "plugin", "init-weights", "workers")
 
@@ -108,7 +109,9 @@ def refuse_missing_weights(config: Config) -> None:
         return
     path = Path(config.model.init_weights)
     if path.is_dir():
-        raise CheckpointError(f"{path}: is a folder; name the file with the weights in it")
+        inner = next((path / n for n in _WEIGHTS_OF_RUN if (path / n).is_file()), None)
+        name = f": {quote_path(inner)}" if inner else ""
+        raise CheckpointError(f"{path}: is a folder; name the file with the weights in it{name}")
     if not path.is_file():
         raise CheckpointError(
             f"{path}: no such file; --init-weights takes a .safetensors or .pth file"
@@ -140,12 +143,9 @@ def write_run(
         "parent": parent,
         "init_weights_sha256": _hash_init_weights(settings.config),
     }
-    path = settings.config.run.run_dir
-    if path is None:  # runs/NAME-TIME; with a number if two runs start in the same second
-        stem = f"runs/{settings.name}-{datetime.now():%Y%m%d-%H%M%S}"
-        names = (stem, *(f"{stem}-{number}" for number in range(2, 1000)))
-        path = next(name for name in names if not Path(name).exists())
-    return create_run(Path(path), config_text=dump_config(settings.config), facts=facts)
+    path = Path(settings.config.run.run_dir or name_run_folder(settings.name))
+    refuse_run_in_data(settings.config, path)
+    return create_run(path, config_text=dump_config(settings.config), facts=facts)
 
 
 def _get_machine_choice(plan: Plan) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from typing import Any
 from phalanx.assemble.dataset_summary import (
     DatasetSummary,
     adapt_settings,
+    build_layout_options,
     choose_normalization,
     inspect_dataset,
+    locate_data,
     summarise_dataset,
 )
 from phalanx.assemble.find_data import infer_data_flags, read_settings_with_data, use_random_data
@@ -19,6 +21,7 @@ from phalanx.config.fields import match_case
 from phalanx.config.presets import is_preset, iterate_old_presets, iterate_presets
 from phalanx.config.read import Settings, merge_layers, read_flags, read_stored_settings
 from phalanx.data.transforms.transform import CENTRE_CROP_FRACTION
+from phalanx.disk import expand_home, quote_path
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
     find_best_step,
@@ -32,6 +35,7 @@ from phalanx.plan.averaging import count_consecutive
 from phalanx.plan.machine_choice import choose_scoring_machine
 from phalanx.plan.plan import DatasetCounts, Plan, make_plan
 from phalanx.report.folder import RunFolder, open_run
+from phalanx.units import parse_val_split
 
 _LAST, _BEST = "last", "best"
 _MOST_DIGITS = 18  # of a step
@@ -155,6 +159,39 @@ def read_checkpoint(
     )
 
 
+def describe_val_split(checkpoint: ScorableCheckpoint) -> str:
+    """A note if --val-split chooses images as the run did not; empty if there is nothing to say.
+
+    Of another folder, it scores a part; of the run's own, images that the run was trained on.
+    """
+    from phalanx.data.formats.sources import DATA_FORMATS
+
+    settings, stored = checkpoint.settings, checkpoint.start.facts["config"]
+    data = settings.config.data
+    now, then = data.val_split, stored.get("val-split")
+    if data.data not in DATA_FORMATS or not data.data_dir or (now is None and then is None):
+        return ""
+    form, place = locate_data(settings.config)
+    folder, layout = Path(place or ""), build_layout_options(settings.config)
+    if not folder.is_dir() or DATA_FORMATS[form].has_split(folder, "valid", layout):
+        return ""  # it is scored, whatever the run did
+    root = expand_home(data.data_dir)
+    if root.resolve() == expand_home(stored.get("data-dir") or "").resolve():
+        if (now and parse_val_split(now)) == (then and parse_val_split(then)):
+            return ""
+        held_out = f"held out {then}" if then else "held out nothing"
+        return (
+            f"--val-split {now or 'none'}: the run {held_out} and was trained on the rest, "
+            "which may include images that are scored here"
+        )
+    if now is None or settings.origins.get("val-split") == "flag":
+        return ""
+    return (
+        f"--val-split {now}, which the run was trained with, is applied to {root} too, so only "
+        "part of it is scored; --val-split none scores all of it"
+    )
+
+
 def adapt_settings_to_scoring(settings: Settings) -> Settings:
     """The settings of a training run for scoring: on the devices that this command names."""
     config = settings.config
@@ -235,7 +272,7 @@ def refuse_missing_path(target: str) -> None:
     if path.is_file() and path.name != AVERAGE_WEIGHTS and path.suffix in _WEIGHT_SUFFIXES:
         raise CheckpointError(
             f"{target}: is a weights file, which does not say which model it is for; name the "
-            f"model: phalanx validate MODEL --init-weights {target}"
+            f"model: phalanx validate MODEL --init-weights {quote_path(target)}"
         )
 
 

@@ -29,9 +29,10 @@ _SHOWN = 5
     Argument("--out", "Write a page with pictures."),
     Argument("--workers", "Processes; by default one per core."),
     usage="DIR [--json] [--out report.html]",
-    options=(*LAYOUT_OPTIONS, *LIMIT_OPTIONS),
+    options=("val-split", *LAYOUT_OPTIONS, *LIMIT_OPTIONS),
     examples={
         "phalanx data verify ~/photos": "damage, duplicates, leaks between the splits",
+        "phalanx data verify ~/photos --val-split 10%": "the same, as train would split them",
         "phalanx data verify ~/photos --out photos.html": "with pictures of what was found",
     },
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.cli.command import LIMIT_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.validate import CHECKPOINT_FLAG
-from phalanx.errors import DataError
+from phalanx.errors import ConfigError, DataError
 from phalanx.report.terminal import escape_name
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ _GUESSES = 5
 def _run(args: ParsedArgs) -> int:
     """Answer for every image; images that cannot be read are named and make the code 3."""
     args.refuse_problems()
+    if args["--csv"] and args["--json"]:
+        raise ConfigError("--csv, --json: each is a form of the answers; give one of them")
     from phalanx.assemble.scoring_target import read_checkpoint
     from phalanx.data.loading.image_inputs import collect_images
 

@@ -8,6 +8,7 @@ from phalanx.report.terminal import drawing_stream, escape_text
 from phalanx.units import format_count, format_seconds
 
 REWRITE_S, _LOG_S = 0.1, 10.0  # between two texts of many, on a terminal and in a log
+_LEAST_RATE_S = 1.0  # images come from processes in bursts: over less time, a rate says nothing
 
 
 class ProgressLine:
@@ -58,7 +59,8 @@ class ImageProgress:
         if not self.line.is_due(is_last=done == count):
             return
         text = f"{split}: {format_count(done)} of {format_count(count)} images {self.verb}"
-        rate = (done - self.first) / (now - self.began) if now > self.began else 0.0
+        elapsed = now - self.began
+        rate = (done - self.first) / elapsed if elapsed >= _LEAST_RATE_S else 0.0
         if rate > 0:
             text += f", {format_count(rate)}/s"
         if rate > 0 and done < count:

@@ -177,7 +177,7 @@ class _Scoring:
             print_unused_options(self.args, self.plan)
         told = ""
         for name, batch, note, score in self.models:
-            if prints and note != told:
+            if prints and note and note != told:
                 print(note, file=sys.stderr)
             told, scored = note, score(ranks)
             if prints:
@@ -232,7 +232,7 @@ def prepare_checkpoints(
 ) -> _Scoring:
     """The checkpoints that a path stands for, to be scored; kind: of noise in place of the data."""
     from phalanx.assemble.find_data import use_random_data
-    from phalanx.assemble.scoring_target import plan_checkpoint
+    from phalanx.assemble.scoring_target import describe_val_split, plan_checkpoint
 
     checkpoints = _read_checkpoints(target, args, every=every)
     if kind is not None:
@@ -246,8 +246,12 @@ def prepare_checkpoints(
 
             return score_checkpoint(checkpoint, passes=passes, ranks=ranks)
 
-        note = f"{target}: {checkpoint.choice}" if checkpoint.choice else ""
-        return _Model(str(checkpoint.start.path), batch, note, score_model)
+        choice = f"{target}: {checkpoint.choice}" if checkpoint.choice else ""
+        split = describe_val_split(checkpoint)
+        notes = [choice, f"note: {split}" if split else ""]
+        return _Model(
+            str(checkpoint.start.path), batch, "\n".join(filter(None, notes)), score_model
+        )
 
     return _Scoring(
         models=[build_model(one) for one in checkpoints],

@@ -133,7 +133,17 @@ def _convert_incomplete_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        _refuse_deleted(path.parent)
         raise CheckpointError(f"{path}: {error.strerror}; the checkpoint is incomplete") from None
+
+
+def _refuse_deleted(checkpoint: Path) -> None:
+    """Raise CheckpointError if a checkpoint that was found is no longer there."""
+    if not checkpoint.exists():
+        raise CheckpointError(
+            f"{checkpoint}: was deleted in the meantime; a run that is still training keeps only "
+            "its newest checkpoints and the best one, so run the command again"
+        )
 
 
 def _compare(path: Path, size: int, digest: str, *, expected: dict[str, Any]) -> None:
@@ -160,6 +170,7 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
             if not (isinstance(size, int) and isinstance(digest, str)) or Path(name).name != name:
                 raise TypeError
     except FileNotFoundError:
+        _refuse_deleted(checkpoint)
         raise CheckpointError(
             f"{checkpoint}: not a Phalanx checkpoint (no manifest.json)"
         ) from None

@@ -228,6 +228,13 @@ def is_run_folder(path: Path) -> bool:
     return (path / "run.json").is_file()
 
 
+def name_run_folder(name: str) -> Path:
+    """runs/NAME-TIME, with a number if two runs start in the same second."""
+    stem = f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    names = (stem, *(f"{stem}-{number}" for number in range(2, 1000)))
+    return Path(next(each for each in names if not Path(each).exists()))
+
+
 def create_run(path: Path, *, config_text: str, facts: dict[str, Any]) -> RunFolder:
     """A new run folder, with config.yaml and run.json."""
     with convert_disk_errors(path, "--run-dir"):  # also if the name is too long

@@ -1,5 +1,6 @@
 """report.html: one self-contained page about a run, made from the files in its folder."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,12 @@ def _read_values(run: RunFolder) -> dict[str, Any]:
     device = str((facts.get("chosen") or {}).get("device") or "")
     data_wait = _find_measurement("data_wait", summary, logs)
     predictions = read_predictions(folder)
+    failure = "" if is_finished else _read_failure(folder)
     names = _ClassNames(enumerate(facts.get("classes") or []))
     return {
         "name": facts.get("name") or folder.name,
-        "state": "finished" if is_finished else "unfinished",
+        "state": "finished" if is_finished else "failed" if failure else "unfinished",
+        "failure": failure,
         "all_well": is_finished,
         "created": str(facts.get("created", "")).replace("T", " ").replace("Z", " UTC"),
         "command": facts.get("command", ""),
@@ -99,6 +102,15 @@ def _read_values(run: RunFolder) -> dict[str, Any]:
         "folder": folder,
         "files": list(_list_files(run)),
     }
+
+
+def _read_failure(folder: Path) -> str:
+    """Why the run failed, by its blackbox.json; empty if it did not, or has been resumed since."""
+    try:
+        why = json.loads((folder / "blackbox.json").read_bytes())["why"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return str(why).partition(": ")[2]  # without the name of the exception
 
 
 class _ClassNames(dict[int, str]):

@@ -38,6 +38,7 @@ from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.image_file import DEFAULT_LIMITS
 from phalanx.data.formats.imagenet import SEQUENTIAL_FORMATS
 from phalanx.data.formats.index import PHALANX_FOLDER
+from phalanx.data.formats.sources import refuse_output_in_data
 from phalanx.data.process_pool import ProcessPool
 from phalanx.disk import convert_out_errors, file_lock, write_atomically
 from phalanx.errors import ConfigError, DataError, suggest
@@ -138,6 +139,9 @@ def build_dataset(
     with convert_out_errors(out, _AGAIN):
         _refuse_foreign(out)
     splits = find_source_splits(src, source_options)
+    for split in splits:
+        layout = source_options.layout
+        refuse_output_in_data(out, "--out", data=split.data, root=split.folder, layout=layout)
     pool = ProcessPool(choose_workers(splits, workers))
     with convert_out_errors(out, _AGAIN), lock_output(out), pool:
         for folder in (out, out / PHALANX_FOLDER):

@@ -11,7 +11,7 @@ from phalanx.catalog.datasets import DATASETS
 from phalanx.data.formats.folder import describe_layout
 from phalanx.data.formats.index import IndexedSource, convert_read_errors
 from phalanx.data.formats.sources import DATA_FORMATS, FOLDER_FORMS, Source, refuse_no_folder
-from phalanx.data.layouts.image_files import has_loose_images, list_folders
+from phalanx.data.layouts.image_files import has_images, has_loose_images, list_folders
 from phalanx.data.layouts.listing import LayoutOptions
 from phalanx.data.layouts.split_folders import find_split_folders
 from phalanx.disk import quote_path
@@ -157,7 +157,14 @@ def describe_no_dataset(root: Path) -> str:
             f"{root / packed[0]}: is compressed, but images are read from anywhere in a shard; "
             "decompress this file and the others"
         )
-    for folder in (root, *_list_readable_folders(root)):
+    inner = _list_readable_folders(root)
+    empty = [folder for folder in inner if not has_images(folder)]
+    if empty and not has_loose_images(root) and sum(map(has_loose_images, inner)) > 1:
+        return (
+            f"{empty[0]}: holds no image, but the folders beside it look like classes; add images, "
+            "or move it elsewhere"
+        )
+    for folder in (root, *inner):
         if has_loose_images(folder):
             tables = [path for path in sorted(root.iterdir()) if path.suffix in _TABLES]
             table = tables[0] if tables else "FILE"

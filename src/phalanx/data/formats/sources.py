@@ -1,5 +1,6 @@
 """The sources of images: all formats of datasets, and the function that opens each."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,12 @@ from phalanx.data.formats.image_file import ReadLimits
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.layouts.image_files import strip_image_suffix
 from phalanx.data.layouts.listing import LayoutOptions
-from phalanx.data.layouts.split_folders import TRAIN_NAMES, VALID_NAMES, has_class_folders
+from phalanx.data.layouts.split_folders import (
+    TRAIN_NAMES,
+    VALID_NAMES,
+    find_split_folders,
+    has_class_folders,
+)
 from phalanx.data.layouts.val_split import choose_valid_images
 from phalanx.disk import expand_home
 from phalanx.errors import ConfigError, DataError, suggest
@@ -284,6 +290,25 @@ def _refuse_layout(data: str, layout: LayoutOptions) -> None:
         if value is not None and data not in FOLDER_FORMS:
             raise ConfigError(
                 f"{flag}: is for folders of image files, not for {data}; leave it out"
+            )
+
+
+def refuse_output_in_data(
+    out: Path, flag: str, *, data: str, root: Path, layout: LayoutOptions = _DEFAULT_LAYOUT
+) -> None:
+    """Raise ConfigError if a folder to be written would be read as a class, or as part of one."""
+    if data not in FOLDER_FORMS or layout.labels is not None:  # a table lists its images
+        return
+    is_loose = layout.class_from is not None
+    found = find_split_folders(
+        root, rule=layout.rule, valid_split=layout.valid_split, loose=is_loose
+    )
+    for place in filter(None, (found.train, found.valid)):
+        inner = Path(os.path.relpath(out.resolve(), place.resolve())).parts
+        if not inner or not inner[0].startswith("."):  # `..` is outside, hidden folders are skipped
+            raise ConfigError(
+                f"{flag} {out}: is inside {place}, whose folders are read as classes; choose a "
+                "folder outside the data"
             )
 
 
