@@ -140,6 +140,18 @@ def test_without_lightning_the_install_line_is_told_before_anything_is_written(
     assert not run.exists()
 
 
+def test_a_lightning_that_cannot_be_imported_is_no_bug_of_ours(digits, tmp_path, monkeypatch):
+    package = tmp_path / "packages" / "torchmetrics"
+    package.mkdir(parents=True)
+    reason = "operator torchvision::nms does not exist"  # what torch says of another's torchvision
+    (package / "__init__.py").write_text(f"raise RuntimeError({reason!r})\n")
+    monkeypatch.setenv("PYTHONPATH", f"{package.parent}:{os.environ.get('PYTHONPATH', '')}")
+    done = run_phalanx(*small_run(digits, tmp_path / "run", engine="lightning", steps=1))
+    assert done.returncode == 2
+    assert f"lightning: is installed, but cannot be imported ({reason})" in done.stderr
+    assert "bug" not in done.stderr
+
+
 def test_a_run_is_scored_where_lightning_is_missing(digits, tmp_path, monkeypatch):
     run = tmp_path / "run"
     assert main(small_run(digits, run, engine="lightning", steps=1)) == 0
