@@ -99,7 +99,8 @@ def test_a_wrong_value_names_the_file_the_line_and_what_is_wanted(text, what):
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("lr: 1\nlr: 2\n", "mine.yaml(:2)?: lr is given twice"),
+        ("lr: 1\nlr: 2\n", "mine.yaml:2: lr is given twice, in line 1 already; leave one out"),
+        ("<<: {lr: 1}\n<<: {lr: 2}\n", r"mine.yaml:2: << is given twice.*; write <<: \[\*a, \*b\]"),
         ("lr: 1\nepochs: 2\nepoch: 3\n", "mine.yaml.*epoch.*twice"),
         ("lr: 1\nbatch-sise: 2\n", "mine.yaml:2: batch-sise: no such option; .*'batch-size'"),
         ("lr: [1\n", r"mine.yaml:2: not valid YAML: .*"),

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import signal
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 
 from phalanx.assemble.run_recorder import RunRecorder
 from phalanx.cli.main import main
+from phalanx.errors import ConfigError
+from phalanx.lightning.package import import_lightning
 from phalanx.plan import machine_choice
 from small_runs import run_phalanx, small_run, start_phalanx
 
@@ -138,6 +141,20 @@ def test_without_lightning_the_install_line_is_told_before_anything_is_written(
         "'phalanx[lightning]'; or train with --engine native, to the same bits\n"
     )
     assert not run.exists()
+
+
+def test_a_lightning_that_cannot_be_imported_is_no_bug_of_ours(tmp_path, monkeypatch):
+    reason = "operator torchvision::nms does not exist"  # what torch says of another's torchvision
+    (tmp_path / "lightning").mkdir()
+    (tmp_path / "lightning" / "__init__.py").write_text(f"raise RuntimeError({reason!r})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("lightning.pytorch", "lightning", "pytorch_lightning"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(ConfigError) as caught:
+        import_lightning()
+    assert f"lightning.pytorch: is installed, but cannot be imported ({reason})" in str(
+        caught.value
+    )
 
 
 def test_a_run_is_scored_where_lightning_is_missing(digits, tmp_path, monkeypatch):

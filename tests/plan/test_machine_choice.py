@@ -212,6 +212,14 @@ def test_only_batch_norm_has_statistics_to_share():
         assert (layout.bn_span, layout.turn_size) == (1, 1)
 
 
+def test_statistics_that_ranks_exchange_cost_the_same_bits_and_that_is_said():
+    together = {"replicas": 4, "bn_span": 2, "determinism": "strict"}
+    (note,) = (text for text in plan(**together, devices=4).warnings if "strict" in text)
+    assert "--bn-span 2" in note and "only to rounding; with --devices 2 or fewer" in note
+    assert not any("strict" in text for text in plan(**together, devices=2).warnings)
+    assert not any("rounding" in t for t in plan(replicas=4, bn_span=2, devices=4).warnings)
+
+
 def test_scoring_needs_no_more_than_one_device():
     settings = settings_with(replicas=4, no_fold=True)
     facts = {"plan": {"train_images": 80, "valid_images": 20}, "classes": ["a", "b"]}

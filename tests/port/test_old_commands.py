@@ -49,3 +49,36 @@ def test_a_slip_of_a_readme_is_told_with_what_was_assumed(part, capsys):
     assert len(found) == count
     for text in found:
         assert any(warning in line for line in port(capsys, text)["warnings"])
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "nohup nice -n 10",
+        "sudo -E -u me",
+        "time -p",
+        "/usr/bin/time -v -o log.txt",
+        "/usr/bin/env -u X",
+        "timeout -k 9 3h",
+        "numactl --cpunodebind=0 -m 0",
+        "taskset -c 0-3",
+        "stdbuf -oL",
+        "if true; then",
+        "{",
+        "!",
+    ],
+)
+def test_what_starts_an_old_command_is_left_out(before, capsys):
+    bare = "python3 train.py --model resnet --dataset imagenet"
+    assert port(capsys, f"{before} {bare}")["line"] == port(capsys, bare)["line"]
+
+
+def test_a_script_that_is_started_as_a_module_is_the_same_script(capsys):
+    options = "--model resnet --dataset imagenet"
+    module, script = (port(capsys, f"python3 {s} {options}") for s in ("-m train", "train.py"))
+    assert module["line"] == script["line"]
+
+
+def test_what_the_shell_runs_for_a_value_is_run_for_the_new_command_too(capsys):
+    text = "python3 train.py --model resnet --dataset imagenet --data-dir $(dirname $PWD)/x"
+    assert '--data-dir "$(dirname $PWD)/x"' in port(capsys, text)["line"]

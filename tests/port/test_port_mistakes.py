@@ -85,6 +85,13 @@ def test_a_config_that_two_dialects_have_must_be_chosen(capsys):
         assert f'"line": "phalanx train {name}/resnet8_test' in capsys.readouterr().out
 
 
+def test_the_path_of_a_script_tells_which_config_is_meant(capsys):
+    for name, folder in {"tf1": "tensorflow/cnns/training", "tf2": "cnns/tensorflow2"}.items():
+        script = f"/home/me/examples/{folder}/train.py"
+        assert main(["port", "--json", "--", "python3", script, "--config", "resnet8_test"]) == 0
+        assert f'"line": "phalanx train {name}/resnet8_test' in capsys.readouterr().out
+
+
 def test_options_tell_dialects_apart(capsys, monkeypatch):
     script = dialect_choice.DIALECTS["tf1"].scripts["train.py"]
     fewer = replace(script, options=script.options[:1])

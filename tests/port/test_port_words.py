@@ -37,6 +37,7 @@ def test_text_is_split_as_a_shell_does(text, expected):
         ("python a.py 2>&1 | tee log.txt", ("2>&1", "| tee log.txt")),
         ("python a.py > log.txt", ("> log.txt",)),
         ("python a.py &", ("&",)),
+        ("python a.py &> log.txt", ("&> log.txt",)),
     ],
 )
 def test_what_belongs_to_the_shell_or_is_to_be_filled_in_is_left_out(text, left_out):
@@ -55,6 +56,41 @@ def test_exports_hold_for_the_commands_after_them():
     ]
     assert [line.line for line in lines] == [1, 3, 5]
     assert lines[2].words == ("D=4", "python", "c.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("B=16\npython a.py --b $B --c=${B}", ["python", "a.py", "--b", "16", "--c=16"]),
+        ("export D=/d\npython a.py --d $D/x", ["python", "a.py", "--d", "/d/x"]),
+        ("D=/d; E=$D/e; python a.py $E", ["python", "a.py", "/d/e"]),
+        ("$ B=16\n$ python a.py $B", ["python", "a.py", "16"]),
+        ("F=' --b 1 --c'\npython a.py $F 2", ["python", "a.py", "--b", "1", "--c", "2"]),
+        ("F='x y'\npython a.py \"$F\" '$F' \"\\$F\"", ["python", "a.py", "x y", "$F", "$F"]),
+        ("python a.py ${PHALANX_NO_SUCH:-4}", ["python", "a.py", "4"]),
+        ("B=1 python a.py $B $C ${C}", ["B=1", "python", "a.py", "$B", "$C", "${C}"]),
+        ("python a.py $(date +%s) `date +%s`", ["python", "a.py", "$(date +%s)", "`date +%s`"]),
+        ('D="$(cd "$(dirname "$0")" && pwd)"\npython a.py $D/x',
+         ["python", "a.py", '$(cd "$(dirname "$0")" && pwd)/x']),
+    ],
+)  # fmt: skip
+def test_variables_that_the_text_sets_are_filled_in(text, expected):
+    assert words(text) == [expected]
+
+
+def test_a_variable_that_runs_a_command_is_not_run_again_for_each_command():
+    (line,) = read_text_lines("OUT=$(python a.py | tail -1)\nN=1\npython b.py --out $OUT")
+    assert line.words == ("python", "b.py", "--out", "$(python a.py | tail -1)")
+    assert line.environment == {"N": "1"}
+
+
+def test_brackets_and_single_ampersands_end_commands():
+    text = "(cd x && python a.py --b 1) & python b.py --c 'd)' &\npython c.py"
+    assert words(text) == [
+        ["python", "a.py", "--b", "1"],
+        ["python", "b.py", "--c", "d)"],
+        ["python", "c.py"],
+    ]
 
 
 @pytest.mark.parametrize(

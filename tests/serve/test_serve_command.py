@@ -226,6 +226,15 @@ def test_missing_packages_are_named(model_file, capfd, monkeypatch):
     assert "needs starlette, uvicorn, httptools, orjson: pip install 'phalanx[serve]'" in said
 
 
+def test_a_log_that_cannot_be_written_is_told_once_and_requests_are_answered(model_file):
+    with open_server(model_file, "--access-log", "/dev/full") as found:
+        assert [found.ask("/health").status for _ in range(3)] == [200] * 3
+        found.process.terminate()
+        _, said = found.process.communicate(timeout=30)
+    told = "phalanx serve: --access-log /dev/full: No space left on device; requests are answered, "
+    assert said == f"{told}not logged\n"
+
+
 # --- a server with a key, a name, a log, and a run behind it ---
 
 

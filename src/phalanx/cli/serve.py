@@ -276,10 +276,17 @@ def _open_log(place: str | None) -> "WriteLogLine | None":
     except OSError as error:
         raise DiskError(f"--access-log {place}: cannot be written ({error.strerror})") from None
 
+    is_told = False
+
     def write_line(line: bytes) -> None:
+        nonlocal is_told
         try:
             file.write(line)
-        except OSError:  # a full disk must not stop the answers
-            return
+            is_told = False
+        except OSError as error:  # a full disk must not stop the answers
+            if not is_told:
+                why = f"--access-log {place}: {error.strerror}; requests are answered, not logged"
+                print(f"phalanx serve: {why}", file=sys.stderr)
+            is_told = True
 
     return write_line

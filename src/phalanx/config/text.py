@@ -156,13 +156,18 @@ def read_mapping(loader: YamlLoader, node: yaml.Node | None, path: Path) -> list
         return []
     if not isinstance(node, yaml.MappingNode):
         raise _no_option(node, path)
+    lines: dict[str, int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
             raise _no_option(key, path)
-    names = [key.value for key, _ in node.value]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
-        raise ConfigError(f"{path}: {twice} is given twice")
+        line = key.start_mark.line + 1
+        if key.value in lines:
+            way_out = "write <<: [*a, *b]" if key.value == "<<" else "leave one out"
+            raise ConfigError(
+                f"{path}:{line}: {key.value} is given twice, in line {lines[key.value]} already; "
+                f"{way_out}"
+            )
+        lines[key.value] = line
     if _count_merged_keys(node, {}) > _MAX_MERGED_KEYS:
         raise ConfigError(f"{path}: its merges (<<) expand to more than {_MAX_MERGED_KEYS:,} keys")
     loader.flatten_mapping(node)

@@ -4,6 +4,7 @@ import sys
 from importlib import import_module
 from types import ModuleType
 
+from phalanx.errors import ConfigError
 from phalanx.plan.machine_choice import find_lightning
 
 # for each package, the module with the Trainer, and that of Lightning Fabric below it
@@ -15,7 +16,14 @@ _MODULES = {
 
 def import_lightning() -> ModuleType:
     """The one already imported, since a Trainer only accepts its own modules; else any."""
-    return import_module(_find_modules()[0])
+    name = _find_modules()[0]
+    try:
+        return import_module(name)
+    except (ImportError, RuntimeError, OSError) as error:
+        raise ConfigError(
+            f"{name}: is installed, but cannot be imported ({error}); often a package below it was "
+            f"built for another torch: see `python -c 'import {name}'`"
+        ) from error
 
 
 def import_environments() -> ModuleType:

@@ -179,6 +179,18 @@ def refuse_missing_devices(device: str, ranks: int) -> None:
     )
 
 
+def list_layout_notes(config: Config, layout: Layout) -> list[str]:
+    """What to say about bits that depend on the number of devices."""
+    if config.machine.determinism != "strict" or not layout.span_groups:
+        return []
+    most = layout.replicas // layout.bn_span * layout.stages
+    return [
+        f"--determinism strict: ranks exchange statistics of batch norm (--bn-span "
+        f"{layout.bn_span}), so the result agrees with that of other numbers of devices only to "
+        f"rounding; with --devices {most} or fewer it is the same bit for bit"
+    ]
+
+
 def find_lightning() -> str:
     """The package that has Lightning's Trainer; ConfigError if it is not installed."""
     for package in ("lightning", "pytorch_lightning"):

@@ -18,6 +18,7 @@ from phalanx.plan.machine import count_cores
 from phalanx.plan.machine_choice import (
     MachineChoice,
     count_local_ranks,
+    list_layout_notes,
     plan_layout,
     refuse_missing_engine,
 )
@@ -261,7 +262,7 @@ def _plan_pieces(
         *schedule_notes,
         *event_notes,
         *list_loss_scale_warnings(config, precision=machine.precision),
-        *faster.notes,
+        *(*faster.notes, *list_layout_notes(config, layout)),
         *list_unused_options(config, user_options, machine=machine, layout=layout, workers=workers),
     )
     return _PlanPieces(

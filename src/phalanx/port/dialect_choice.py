@@ -37,7 +37,8 @@ def choose_script(old: OldCommand, asked: str | None) -> ChosenScript:
     found = [choice for dialect in dialects for choice in _try_dialect(old, dialect)]
     if not found:
         raise ConfigError(_describe_unknown_script(old, dialects))
-    _refuse_shared_config(found, asked)
+    here = [choice for choice in found if _is_in_its_folder(old, choice.dialect)]
+    _refuse_shared_config(here or found, asked)
     ranked = sorted(found, key=lambda choice: _rank(old, choice))
     best = ranked[0]
     same = [c for c in ranked[1:] if _rank(old, c) == _rank(old, best)]
@@ -66,14 +67,18 @@ def _rank(old: OldCommand, choice: ChosenScript) -> tuple[int, int, int, int, in
     """What speaks against a choice: a path of another program, unknown options and configs."""
     matched, dialect = choice.matched, choice.dialect
     config = next((g.text for g in matched.given if g.option.name == "config"), "")
-    elsewhere = not any(folder in old.script for folder in dialect.folders)
     return (
         len(matched.unknown) + len(matched.problems),
-        int(elsewhere),
+        int(not _is_in_its_folder(old, dialect)),
         int(_lacks_all(old, choice)),
         int(bool(config) and config not in dialect.configs),
         matched.prefixes,
     )
+
+
+def _is_in_its_folder(old: OldCommand, dialect: Dialect) -> bool:
+    """Whether the script's path is one that only this program is found under."""
+    return any(folder in old.script for folder in dialect.folders)
 
 
 def _lacks_all(old: OldCommand, choice: ChosenScript) -> bool:

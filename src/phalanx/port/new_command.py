@@ -90,7 +90,9 @@ def _spell_launch(name: str, text: str) -> list[str]:
 
 
 def quote_word(word: str) -> str:
-    """A word as a shell takes it, with its variables alive."""
+    """A word as a shell takes it, with its variables and $(commands) alive."""
+    if "$(" in word or "`" in word:
+        return f'"{word}"'
     return word if word and _SAFE_VARIABLE.fullmatch(word) else shlex.quote(word)
 
 

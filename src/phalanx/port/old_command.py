@@ -12,7 +12,21 @@ from phalanx.port.match import is_option
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
-_SHELL = ("env", "time", "nohup", "exec", "sudo")  # words before a command
+_KEYWORDS = ("then", "do", "else", "{", "!")  # of the shell, before a command
+_PREFIXES = {  # programs that start another: their options with a value, and words before it
+    "env": ("uCS", 0),
+    "time": ("fo", 0),
+    "nohup": ("", 0),
+    "exec": ("a", 0),
+    "sudo": ("ugCDhpRrtTU", 0),
+    "nice": ("n", 0),
+    "ionice": ("cn", 0),
+    "timeout": ("ks", 1),
+    "stdbuf": ("ioe", 0),
+    "setsid": ("", 0),
+    "numactl": ("CNmpil", 0),
+    "taskset": ("", 1),
+}
 _PYTHON_VALUES = ("-W", "-X", "-c")  # options of the interpreter that take a value
 
 
@@ -71,16 +85,28 @@ def read_old_command(words: Sequence[str], environment: Mapping[str, str]) -> Ol
 
 
 def _skip_assignments(words: Sequence[str], environment: dict[str, str]) -> list[str]:
-    """The words after NAME=VALUE, which go into the environment."""
+    """The words after NAME=VALUE, which go into the environment, and after sudo and the like."""
     rest = list(words)
     while rest:
         assignment = _ASSIGNMENT.fullmatch(rest[0])
+        prefix = _PREFIXES.get(PurePath(rest[0]).name)
         if assignment:
             environment[assignment[1]] = assignment[2]
-        elif rest[0] not in (*_SHELL, "--"):
+        elif prefix is None and rest[0] not in (*_KEYWORDS, "--"):
             break
         rest.pop(0)
+        if prefix:
+            _skip_own_options(rest, *prefix)
     return rest
+
+
+def _skip_own_options(rest: list[str], with_value: str, words: int) -> None:
+    """Take the options of sudo and the like from the words, and what must follow them."""
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        option = rest.pop(0)
+        if len(option) == 2 and option[1] in with_value:
+            del rest[:1]
+    del rest[:words]
 
 
 def _read_program(found: OldCommand, rest: list[str]) -> OldCommand:
@@ -96,6 +122,9 @@ def _read_program(found: OldCommand, rest: list[str]) -> OldCommand:
         )
     while rest and is_option(rest[0]) and not rest[0].startswith("--"):
         word = rest.pop(0)
+        if word == "-m" and _is_script(rest):
+            found.script, found.words = f"{rest[0]}.py", tuple(rest[1:])
+            return found
         if word == "-m":
             found.script = " ".join(["-m", *rest[:2]])
             found.words = tuple(rest[2:])
@@ -106,3 +135,9 @@ def _read_program(found: OldCommand, rest: list[str]) -> OldCommand:
         found.script = rest.pop(0)
     found.words = tuple(rest)
     return found
+
+
+def _is_script(words: Sequence[str]) -> bool:
+    """Whether words after -m name a script: no word of a package's own command follows."""
+    is_name = bool(words) and words[0].isidentifier()
+    return is_name and (len(words) == 1 or is_option(words[1]))
