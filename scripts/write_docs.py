@@ -60,9 +60,9 @@ command, what became of each option, and the plan. Nothing runs, and nothing is 
 phalanx port -- python3 train.py --config mk2_resnet50_gn_16ipus --data-dir DATA
 ```
 
-The old command may be separate words after `--`, one quoted string, standard input, or a script with
-several commands (`--file run.sh`). Variables, `poprun`, `mpirun` and `gc-profile` before it, line
-continuations, `--option=value` and prefixes such as `--epoch` are understood. Variables that a
+The old command may be separate words after `--`, one quoted string, standard input, or a script
+with several commands (`--file run.sh`). Variables, `poprun`, `mpirun` and `gc-profile` before it,
+line continuations, `--option=value` and prefixes such as `--epoch` are understood. Variables that a
 script sets are filled in; `sudo`, `nohup`, `nice`, `time` and the like before it are left out.
 
 | flag | what it does |

@@ -80,17 +80,6 @@ def test_a_file_is_read_with_what_its_entries_share(spec):
     assert (loss.skip, loss.reduction_type) == (0, "final")
 
 
-def test_the_file_of_the_page_is_read_as_the_page_says(spec):
-    page = Path(__file__).parents[2] / "docs" / "benchmarks.md"
-    text = page.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
-    benchmarks = read_specs([spec(text)])
-    assert list(benchmarks) == ["resnet50-latency", "somebody-elses"]
-    latency, other = map(list_commands, benchmarks.values())
-    assert "resnet50-latency_batchsize_1" in latency
-    assert (len(latency), len(other)) == (3, 2)
-    assert dict(benchmarks["resnet50-latency"].env) == {"OMP_NUM_THREADS": "1"}
-
-
 def test_parameters_are_combined_and_tables_are_taken_row_by_row(spec):
     found = read_specs([spec(SPEC)])
     assert list_commands(found["one_train"]) == {
