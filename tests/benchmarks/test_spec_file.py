@@ -1,6 +1,5 @@
 """A file of benchmarks: what it says, its variants, and its mistakes by their lines."""
 
-from pathlib import Path
 
 import pytest
 
