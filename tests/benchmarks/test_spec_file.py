@@ -1,6 +1,5 @@
 """A file of benchmarks: what it says, its variants, and its mistakes by their lines."""
 
-
 import pytest
 
 from phalanx.benchmarks.file import builtin_spec, find_spec, read_specs

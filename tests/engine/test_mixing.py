@@ -1,4 +1,4 @@
-"""Mixup and cutmix: images and labels, by the ancestors' numbers and by hand."""
+"""Mixup and cutmix: images and labels, by the older programs' numbers and by hand."""
 
 from typing import NamedTuple
 
@@ -44,7 +44,7 @@ def plain_images(*values, size=8):
     )
 
 
-def test_mixup_blends_with_the_image_before():  # the ancestors' test: 1, 2, 3 at a half
+def test_mixup_blends_with_the_image_before():  # an older program's test: 1, 2, 3 at a half
     mixed = mix_up(plain_images(1.0, 2.0, 3.0), torch.full((3,), 0.5))
     assert mixed[:, 0, 0, 0].tolist() == [2.0, 1.5, 2.5]
 
@@ -60,7 +60,7 @@ def test_mixup_labels_are_those_of_the_image_before():
     assert torch.allclose(mixed.images[:, 1, 2, 3], blended)
 
 
-def test_cutmix_pastes_a_quarter_of_the_image_two_places_on():  # the ancestors' test: 0.75
+def test_cutmix_pastes_a_quarter_of_the_image_two_places_on():  # an older program's test: 0.75
     box = place_box(0.75, height=8, width=8, seed=0, first=0)
     pasted, area = paste_box(plain_images(1.0, 2.0, 3.0), box), box.kept_share
     assert area == 0.75

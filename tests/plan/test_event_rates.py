@@ -1,7 +1,4 @@
-"""How often may be asked for: every example of TensorFlow 2's, its warnings and its error.
-
-"section 8" and the like are parts of ancestors.md, the list of facts about earlier programs.
-"""
+"""How often may be asked for: every example of TensorFlow 2's, its warnings and its error."""
 
 from fractions import Fraction
 from itertools import product
@@ -91,7 +88,7 @@ def test_no_log_at_all():
     ]
 
 
-# --- section 8: TF2 "arguments", "checkpoints", and the closest divisor ---
+# --- TensorFlow 2: values of its tests of arguments, checkpoints and the closest divisor ---
 
 
 def test_a_quarter_log_in_six_epochs_is_refused():
@@ -125,7 +122,7 @@ def test_the_closest_divisor_of_781(wanted, found):
 
 
 def test_a_divisor_is_the_nearest_of_all():
-    # squares and 1 are where the earlier search went wrong: section 1.2
+    # squares and 1 are where the earlier search went wrong
     for whole, wanted in product([1, 2, 36, 49, 97, 360], [Fraction(n, 2) for n in range(1, 800)]):
         divisors = [n for n in range(1, whole + 1) if whole % n == 0]
         best = min(abs(n - wanted) for n in divisors)
@@ -194,7 +191,7 @@ def test_checkpoints_are_evened_out_alike():
 
 
 def test_checkpoints_need_not_fill_the_run():
-    # section 8: a third of a checkpoint an epoch is fine over 5 epochs; the last step is saved
+    # a third of a checkpoint an epoch is fine over 5 epochs; the last step is saved
     every, warnings = settled("1/2", 5, kind=CKPTS, per_epoch=Fraction(10))
     assert due_steps(every) == [20, 40, 50] and warnings == []
 

@@ -30,7 +30,7 @@ def scale(
 
 
 def by_epoch(initial: float, final: float, epochs: int) -> dict[int, float]:
-    """Section 1.1 of ancestors.md, for epochs from 1: at i * (E // n) + 1 it becomes ILS * 2^i."""
+    """PyTorch Lightning's rule, for epochs from 1: at i * (E // n) + 1 it becomes ILS * 2^i."""
     stages = int(math.log2(final // initial)) + 1
     starts = {i * (epochs // stages) + 1: initial * 2**i for i in range(stages)}
     found, now = {}, initial

@@ -1,7 +1,4 @@
-"""The learning rate, against closed forms and the numbers of the programs before this one.
-
-"section 8" and the like are parts of ancestors.md, the list of facts about those programs.
-"""
+"""The learning rate, against closed forms and the numbers of the programs before this one."""
 
 import math
 import random
@@ -187,7 +184,7 @@ def test_a_schedule_that_waits_still_ends_with_the_run():
 
 
 def test_a_staircase_holds_the_rate_of_an_epochs_first_step():
-    # section 8 (TF2): a tread of 2; section 1.2: step -> step // U * U, warm-up included
+    # TensorFlow 2: a tread of 2; step -> step // U * U, warm-up included
     plain = scheduled(RunLength(20, Fraction(2)), warmup="6st", warmup_mode="mask")
     stairs = scheduled(RunLength(20, Fraction(2)), warmup="6st", warmup_mode="mask", staircase=True)
     assert [stairs.lr(step) for step in range(20)] == [plain.lr(s // 2 * 2) for s in range(20)]
@@ -205,13 +202,13 @@ def test_a_rate_is_refreshed_so_often_an_epoch(freq):
     times, epochs, per_epoch = Fraction(freq), 12, Fraction(25, 2)
     held = scheduled(RunLength(150, per_epoch), freq=times)
     for step in range(150):
-        index = math.floor(step / per_epoch * times)  # section 1.1: floor of e * f
+        index = math.floor(step / per_epoch * times)  # PyTorch: floor of e * f
         expected = 0.5 * (1 + cos(pi * float(index / (epochs * times))))
         assert held.lr(step) == pytest.approx(expected, abs=1e-15), step
 
 
 def test_a_refresh_never_lags_however_often_it_is_asked_for():
-    # section 1.1: 16 times an epoch of 10 steps fell 60 refreshes behind over 10 epochs
+    # PyTorch: 16 times an epoch of 10 steps fell 60 refreshes behind over 10 epochs
     clock = RunLength(100, Fraction(10))
     often, always = scheduled(clock, freq=Fraction(16)), scheduled(clock)
     for step in range(101):
@@ -239,7 +236,7 @@ def test_a_drop_between_two_steps_is_not_lost_to_the_refresh():
     assert [drops.lr(step) for step in range(6)] == [1, 1, 1, 1, 0.5, 0.5]
 
 
-# --- section 8, "LR/arithmetic oracles": PL rows ---
+# --- PyTorch Lightning: values of its tests ---
 
 
 def test_the_rates_of_pl_resnet50():
@@ -263,7 +260,7 @@ def test_the_rates_of_pl_efficientnet_b0():
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-# --- section 8, "LR/arithmetic oracles": TF1 rows (formulae in 1.3) ---
+# --- TensorFlow 1: values of its tests ---
 
 
 def imagenet_clock(batch: int, epochs: int) -> RunLength:
@@ -320,7 +317,7 @@ def test_peaks_that_scale_with_the_batch(option, value, batch, peak):
 
 
 def test_a_peak_may_leave_the_accumulation_out():
-    # section 1.4: PopART's 2^n * batch-size counts all replicas but one pass
+    # PopART's 2^n * batch-size counts all replicas but one pass
     def rate(batch: str) -> float:
         config = ScheduleConfig(base_learning_rate=-6, lr_batch=batch)
         return find_peak_lr(config, global_batch=96, accumulation=3)
@@ -329,7 +326,7 @@ def test_a_peak_may_leave_the_accumulation_out():
 
 
 def stepped_by_tf1(total: int, fractions: list[float], decay: float, warmup: int) -> list[float]:
-    """Section 1.3's words with a state: times the decay once the step passes the next drop."""
+    """TensorFlow 1's rule with a state: times the decay once the step passes the next drop."""
     drops, rate, rates = [int(f * total) for f in fractions], 0.5, []
     for step in range(total):
         if drops and step > drops[0]:
@@ -351,8 +348,8 @@ def test_the_steps_of_tf1_and_popart(total):
     )
     found = [schedule.lr(step) for step in range(total)]
     assert found == pytest.approx(stepped_by_tf1(total, fractions, 0.1, 40), rel=1e-14)
-    assert found[-1] == pytest.approx(0.0005)  # section 8: 0.5 at first, 0.0005 at last
-    listed = scheduled(  # section 1.4: PopART names the share of every stretch
+    assert found[-1] == pytest.approx(0.0005)  # 0.5 at first, 0.0005 at last
+    listed = scheduled(  # PopART names the share of every stretch
         RunLength(total, Fraction(total, 10)),
         0.5,
         shape="step",
@@ -364,7 +361,7 @@ def test_the_steps_of_tf1_and_popart(total):
 
 
 def test_the_drops_of_tf1s_exponential():
-    # section 1.3: period = epochs / drops; the rate falls once for every period that is over
+    # TensorFlow 1: period = epochs / drops; the rate falls once for every period that is over
     clock = imagenet_clock(768, 350)
     schedule = scheduled(
         clock, 0.046875, shape="exponential", decay=(0.97,), freq=Fraction(146, 350)
@@ -374,7 +371,7 @@ def test_the_drops_of_tf1s_exponential():
         assert schedule.lr(step) == pytest.approx(0.046875 * 0.97**over, rel=1e-13), step
 
 
-# --- section 1.2: TF2 whole recipes, as named in 3.3 ---
+# --- TensorFlow 2: whole recipes ---
 
 
 def test_the_rates_of_tf2_resnet50_with_8192_images_a_step():
@@ -384,7 +381,7 @@ def test_the_rates_of_tf2_resnet50_with_8192_images_a_step():
         return rate * (tread + 1) / 781 if tread < 780 else rate
 
     clock = RunLength(15600, Fraction(IMAGENET // 8192))
-    assert clock.steps_per_epoch == 156  # section 8
+    assert clock.steps_per_epoch == 156
     peak = find_peak_lr(ScheduleConfig(lr_per_image=0.0001220703125), global_batch=8192)
     schedule = scheduled(
         clock, peak, warmup="5ep", warmup_mode="mask", staircase=True, length="100ep"
@@ -417,7 +414,7 @@ def test_the_rates_of_tf2_mlperf_end_before_the_fall_does():
 
 
 def test_the_steps_of_tf2():
-    # section 1.2: boundaries are int(epochs * U), the value changes after that step, values
+    # TensorFlow 2: boundaries are int(epochs * U), the value changes after that step, values
     # are rates and no shares
     clock = RunLength(100 * 78, Fraction(78))
     schedule = scheduled(
