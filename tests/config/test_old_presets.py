@@ -1,7 +1,7 @@
 """The configurations of the applications before Phalanx: every key, and the plan it comes to.
 
 Entries are in old_configs.yaml, the applications' rules in old_rules.py. Numbers of plans are those
-of section 8 of the facts about the five applications, as far as it has them.
+of the applications' own documents and tests, where they give any.
 """
 
 from dataclasses import replace

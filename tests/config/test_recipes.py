@@ -43,7 +43,7 @@ class Expected(NamedTuple):
 
 # TF1 counts floor(images x epochs / batch) steps and floor(steps x warm-up / epochs) of warm-up.
 # In PL and TF2 the tail of an epoch was left out: floor(images / batch) steps an epoch. The rates
-# of PL are those of section 8, at whole epochs.
+# of PL are those of its tests, at whole epochs.
 PL_RESNET50 = {
     **{0: 0.0, 78: 0.399901, 195: 0.998459, 390: 1.987688, 780: 1.951057},
     **{3900: 1.0, 5850: 0.292893, 7020: 0.048943},
@@ -179,9 +179,9 @@ class Update(NamedTuple):
 
     optimizer: str
     momentum: float
-    l2: float  # section 1: PL's and TF1's weight decay is added to the gradient, too
+    l2: float  # PL's and TF1's weight decay is added to the gradient, too
     smoothing: float
-    over: str  # section 1.3: TF1 spreads over the wrong classes, the others over all
+    over: str  # TF1 spreads over the wrong classes, the others over all
     scale: float
     precision: str
 
@@ -244,9 +244,9 @@ def test_a_recipe_comes_to_the_numbers_of_its_original(name):
 
 
 THEIR_STEPS: dict[str, Callable[[int, int, int], int]] = {  # images, epochs, global batch
-    "tf1": lambda images, epochs, batch: images * epochs // batch,  # section 1.3
-    "tf2": lambda images, epochs, batch: images // batch * epochs,  # section 1.2
-    "pl": lambda images, epochs, batch: images // batch * epochs,  # section 4.3: drop_last
+    "tf1": lambda images, epochs, batch: images * epochs // batch,
+    "tf2": lambda images, epochs, batch: images // batch * epochs,
+    "pl": lambda images, epochs, batch: images // batch * epochs,  # drop_last
     "pa": lambda images, epochs, batch: images * epochs // batch,  # not told
 }
 OTHER_STEPS = {"pl-efficientnet-b4-g16": 4 * (1_281_167 // (4 * 2048)) * 350}  # device_iterations=4
@@ -376,7 +376,7 @@ def test_batch_norm_has_the_layout_of_its_original(name):
 
 @pytest.mark.parametrize(
     ("name", "kept", "width", "mixup", "boxes"),
-    [  # section 3; the share of the mean square that is kept: section 8
+    [  # kept: the share of the mean square
         ("tf1-efficientnet-b4-g1", 0.953125, (1, 6), 0.2, (0.85, 0, 0, 0)),
         ("tf1-efficientnet-b4-g16", 0.951171875, (16, 4), 0.2, (0.85, 0, 0, 0)),
         ("pl-efficientnet-b0-768", 0.953125, (16, 4), 0, (1, 0, 0, 0)),
@@ -412,7 +412,7 @@ def test_lars_has_the_decay_and_the_share_of_its_original(name, decay):
 
 
 def test_the_loss_scale_doubles_every_25_epochs():
-    plan = plan_whole(read_settings("pl-resnet50-gn").config)  # section 1.1: 100 // 4 stages
+    plan = plan_whole(read_settings("pl-resnet50-gn").config)  # 100 // 4 stages
     at = [
         plan.loss_scale.at(int(epoch * float(plan.steps_per_epoch)))
         for epoch in (24.5, 26, 49, 51, 76)
