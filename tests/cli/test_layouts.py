@@ -266,6 +266,28 @@ def test_a_split_by_val_split_is_not_the_runs_own_without_a_word(tmp_path, capsy
         assert (said in err) if said else ("note:" not in err), options
 
 
+def test_all_images_may_be_for_training(tmp_path, capsys):
+    data = write_classes(tmp_path / "data", 5)
+    lines = ["--data-dir", str(data), *STEP, "--ckpts-per-epoch", "1", "--run-dir"]
+    run = str(tmp_path / "run")
+    assert main(["train", *lines, run]) == 3
+    assert "no validation data" in capsys.readouterr().err
+    assert main(["train", *lines, run, "--validation-mode", "none"]) == 0
+    assert "nothing was scored" in capsys.readouterr().out
+    plan = json.loads((tmp_path / "run/run.json").read_text())["plan"]
+    assert (plan["train_images"], plan["valid_images"]) == (10, 0)
+    assert main(["train", "--resume", run]) == 0
+    capsys.readouterr()
+    assert main(["validate", run]) == 0
+    said = capsys.readouterr()
+    assert "of 10 images" in said.out
+    assert "the run held out no images: these are the ones it was trained on" in said.err
+    other = write_classes(tmp_path / "other", 3)
+    assert main(["validate", run, "--data-dir", str(other)]) == 0
+    said = capsys.readouterr()
+    assert "of 6 images" in said.out and "held out" not in said.err
+
+
 def test_a_fork_onto_other_classes_says_so(tmp_path, capsys):
     root, run = write_splits(tmp_path / "data", {"train": 4, "val": 1}), tmp_path / "run"
     words = ["train", "folder-resnet18", "--data-dir", root, "--run-dir", run, *STEP]

@@ -15,7 +15,14 @@ from phalanx.errors import ConfigError
 from phalanx.plan.machine_choice import choose_machine, resolve_replicas
 from phalanx.plan.model import build_variant, choose_image_size
 from phalanx.plan.pipeline import choose_starts, count_stages, is_sharded, list_starts, needs_splits
-from phalanx.plan.plan import DatasetCounts, Plan, count_global_batch, count_run_length, make_plan
+from phalanx.plan.plan import (
+    DatasetCounts,
+    Plan,
+    count_global_batch,
+    count_run_length,
+    make_plan,
+    scores_anything,
+)
 from phalanx.plan.preset_adaptation import adapt_averaging, adapt_schedule
 from phalanx.plan.schedule import find_schedule_start
 from phalanx.units import RunLength, format_plural, parse_pair
@@ -53,12 +60,19 @@ def inspect_dataset(config: Config) -> DatasetSummary:
         return summarise_random_dataset(config)
     from phalanx.data.formats.detect import count_ignored
     from phalanx.data.formats.index import IndexedSource
-    from phalanx.data.formats.sources import ValSplit, open_source
+    from phalanx.data.formats.sources import DATA_FORMATS, ValSplit, open_source
     from phalanx.data.verify.manifest import find_manifest
 
-    splits: tuple[Split, ...] = ("train", "valid")
     (data, folder), layout = locate_data(config), build_layout_options(config)
     wanted = config.data.val_split
+    splits: tuple[Split, ...] = ("train", "valid")
+    if (
+        not scores_anything(config)
+        and wanted is None
+        and folder is not None
+        and not DATA_FORMATS[data].has_split(expand_home(folder), "valid", layout)
+    ):
+        splits = ("train",)  # all images are for training
     val_split = None if wanted is None else ValSplit(wanted, config.train.seed)
     sources = {
         split: open_source(data, folder, split, val_split=val_split, layout=layout)
@@ -72,7 +86,7 @@ def inspect_dataset(config: Config) -> DatasetSummary:
     return DatasetSummary(
         counts=DatasetCounts(
             train_images=len(sources["train"]),
-            valid_images=len(sources["valid"]),
+            valid_images=len(sources.get("valid", ())),
             classes=len(classes),
         ),
         classes=classes,
@@ -85,7 +99,7 @@ def inspect_dataset(config: Config) -> DatasetSummary:
         image_bytes=_find_image_bytes(sources["train"]),
         has_boxes=_has_boxes(sources["train"]),
         manifest=manifest,
-        layout="; ".join(_describe_data(config, len(sources["valid"]))),
+        layout="; ".join(_describe_data(config, len(sources.get("valid", ())))),
         ignored=count_ignored(sources.values()),
     )
 

@@ -160,16 +160,16 @@ def read_checkpoint(
 
 
 def describe_val_split(checkpoint: ScorableCheckpoint) -> str:
-    """A note if --val-split chooses images as the run did not; empty if there is nothing to say.
+    """A note if only part of a folder is scored, or images that the run may be trained on.
 
-    Of another folder, it scores a part; of the run's own, images that the run was trained on.
+    That is so where --val-split chooses images as the run did not, or the run held out none.
     """
     from phalanx.data.formats.sources import DATA_FORMATS
 
     settings, stored = checkpoint.settings, checkpoint.start.facts["config"]
     data = settings.config.data
     now, then = data.val_split, stored.get("val-split")
-    if data.data not in DATA_FORMATS or not data.data_dir or (now is None and then is None):
+    if data.data not in DATA_FORMATS or not data.data_dir:
         return ""
     form, place = locate_data(settings.config)
     folder, layout = Path(place or ""), build_layout_options(settings.config)
@@ -178,7 +178,7 @@ def describe_val_split(checkpoint: ScorableCheckpoint) -> str:
     root = expand_home(data.data_dir)
     if root.resolve() == expand_home(stored.get("data-dir") or "").resolve():
         if (now and parse_val_split(now)) == (then and parse_val_split(then)):
-            return ""
+            return "" if now else "the run held out no images: these are the ones it was trained on"
         held_out = f"held out {then}" if then else "held out nothing"
         return (
             f"--val-split {now or 'none'}: the run {held_out} and was trained on the rest, "

@@ -219,7 +219,9 @@ class TrainConfig(Section):
     )
 
     validation_mode: Literal["none", "during", "after"] = option(
-        "during", "When checkpoints are scored: none, during training, or all of them after it."
+        "during",
+        "When checkpoints are scored: during training, all of them after it, or none, for which "
+        "a folder needs no validation images.",
     )
     validation_frequency: RateText = option(
         "1", "Epochs between validations while training: 4, 1/2 for two per epoch, 0 for none."

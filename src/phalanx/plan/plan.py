@@ -305,6 +305,11 @@ def _plan_schedule(
     return schedule, list_schedule_warnings(options, scheduled)
 
 
+def scores_anything(config: Config) -> bool:
+    """Whether a run scores the model, during training or after it."""
+    return config.train.validation and config.train.validation_mode != "none"
+
+
 def find_validation_rate(config: Config) -> Fraction:
     """How often per epoch the model is scored during training."""
     during = config.train.validation and config.train.validation_mode == "during"
