@@ -100,7 +100,6 @@ class BlackBox:
     session: "Session"
     records: Records
     probe: "Probe | None"  # observes every module in every step, with --fp-exceptions
-    writes: bool = True  # whether this process writes the run folder
     cause: dict[str, Any] | None = None  # of the step that was diagnosed
 
     def diagnose(self, metrics: "StepMetrics") -> str:
@@ -136,7 +135,7 @@ class BlackBox:
         read_metrics: returns the metrics of steps that were not read yet. write_metrics: adds the
         metrics of consecutive steps to the records.
         """
-        if not self.writes:
+        if not self.session.rank_context.is_first_rank:
             yield
             return
         remove_quietly(self.prepared.run.path / _BLACKBOX)
