@@ -1,6 +1,7 @@
-"""Durations and counts with units, such as "5ep", "500st" and "10%"; formatting of numbers."""
+"""Durations and counts with units, such as "5ep", "500st" and "10%"; text of numbers and tables."""
 
 import re
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
@@ -241,3 +242,16 @@ def format_seconds(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def align_columns(rows: Iterable[Sequence[str]], *, left: Container[int] = ()) -> list[str]:
+    """The rows of a table as lines: columns in `left` are left-aligned, all others right-aligned.
+
+    >>> align_columns([("model", "layers"), ("resnet50", "50")], left=[0])
+    ['model     layers', 'resnet50      50']
+    """
+    columns = []
+    for place, column in enumerate(zip(*rows, strict=True)):
+        align, width = str.ljust if place in left else str.rjust, max(map(len, column))
+        columns.append([align(cell, width) for cell in column])
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]

@@ -23,7 +23,7 @@ from phalanx.cli.progress import ProgressLine
 from phalanx.disk import convert_out_errors
 from phalanx.errors import ConfigError, Stopped, UserError, join_problems, suggest
 from phalanx.report.terminal import drawing_stream
-from phalanx.units import format_plural, format_seconds
+from phalanx.units import align_columns, format_plural, format_seconds
 
 if TYPE_CHECKING:
     from phalanx.benchmarks.results import SpecRun, VariantResult
@@ -343,12 +343,7 @@ def _print_table(run: "SpecRun", folder: Path) -> None:
     from phalanx.benchmarks.results import RESULTS, build_table
 
     cells = build_table(run.results, with_reasons=False)  # each was told as it ended
-    widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
-    print()
-    for row in cells:
-        first, *middle, last = zip(row, widths, strict=True)
-        texts = [first[0].ljust(first[1]), *(text.rjust(width) for text, width in middle), last[0]]
-        print("  ".join(texts).rstrip())
+    print("", *align_columns(cells, left=[0, len(cells[0]) - 1]), sep="\n")
     counts = Counter(result.result for result in run.results)
     print(", ".join(f"{count} {word}" for word, count in counts.items()), end="")
     left = run.planned - run.done

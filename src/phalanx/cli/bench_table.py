@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from phalanx.units import format_bytes, format_plural
+from phalanx.units import align_columns, format_bytes, format_plural
 
 if TYPE_CHECKING:
     from phalanx.bench.result import BenchResult
@@ -52,12 +52,9 @@ def print_results(results: "Sequence[BenchResult]", *, model: str) -> None:
     name = model if first.name == model else f"{first.name}: {model}"
     devices = format_plural(first.devices, "device")
     print(f"{name}, {_VERBS[first.kind]} on {devices} ({first.environment['device']})")
-    columns = [(title, [text(result) for result in results]) for title, text in _COLUMNS.items()]
-    shown = [(title, cells) for title, cells in columns if title == _RATE or set(cells) != {_NONE}]
-    widths = [max(len(title), *map(len, cells)) for title, cells in shown]
-    for row in ([title for title, _ in shown], *zip(*(cells for _, cells in shown), strict=True)):
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        print("  ".join([row[0].ljust(widths[0]), *cells[1:]]))
+    columns = [[title, *map(text, results)] for title, text in _COLUMNS.items()]
+    shown = [cells for cells in columns if cells[0] == _RATE or {*cells[1:]} != {_NONE}]
+    print("\n".join(align_columns(zip(*shown, strict=True), left=[0])))
     setup = max(result.setup_s for result in results)
     warmup = max(result.warmup_s for result in results)
     print(
