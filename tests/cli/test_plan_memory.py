@@ -15,15 +15,11 @@ from phalanx.models.step_memory import LiveBytes
 from phalanx.report.summary import read_summary
 from small_runs import run_phalanx, small_run
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 COUNT = 78_042  # weights of a ResNet-8 for ten classes
 COUNT_OF_NORMS = 672  # of these, which stay 32 bits wide
 MIB = 2**20
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
 
 
 @pytest.fixture
