@@ -21,7 +21,7 @@ from phalanx.plan.plan import Plan
 from phalanx.report.folder import RunFolder, format_json, read_json_object
 from phalanx.report.records import Records, read_metrics
 from phalanx.report.terminal import escape_name
-from phalanx.units import format_plural
+from phalanx.units import format_plural, format_some
 
 if TYPE_CHECKING:
     from phalanx.assemble.feed import StepImage
@@ -41,10 +41,9 @@ def describe_step_images(images: "Sequence[StepImage]") -> str:
     """The first few images by name, label and position."""
     words = [
         f"{image.name} (label {image.label}, position {image.position:,} of the stream)"
-        for image in images[:_SHOWN]
+        for image in images
     ]
-    more = f" and {len(images) - _SHOWN:,} more" if len(images) > _SHOWN else ""
-    return escape_name(", ".join(words) + more)
+    return escape_name(format_some(words, _SHOWN))
 
 
 def finding_to_json(finding: "NonFiniteFinding", images: "Sequence[StepImage]") -> dict[str, Any]:

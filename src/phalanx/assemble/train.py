@@ -57,7 +57,7 @@ from phalanx.report.terminal import escape_name
 from phalanx.signals import StopRequest, listen_for_signals
 from phalanx.trackers.choice import choose_trackers
 from phalanx.trackers.processes import Trackers, track_run
-from phalanx.units import format_plural
+from phalanx.units import format_plural, format_some
 
 _IMAGES_SHOWN = 6
 
@@ -302,9 +302,7 @@ def build_loop_dependencies(training: TrainingRun) -> LoopDependencies:
 
     def describe_images(step: int) -> str:
         names = [image.name for image in feed.list_step_images(step)]
-        more = len(names) - _IMAGES_SHOWN
-        shown = escape_name(", ".join(names[:_IMAGES_SHOWN]))
-        return shown + (f" and {more:,} more" if more > 0 else "")
+        return escape_name(format_some(names, _IMAGES_SHOWN))
 
     deps = LoopDependencies(
         batches_from=feed.batches_from,
