@@ -264,7 +264,7 @@ def format_multiples(number: int, factor: int) -> str:
     return " or ".join(str(near) for near in (below, below + factor) if near)
 
 
-def align_columns(rows: Iterable[Sequence[str]], *, left: Container[int] = ()) -> list[str]:
+def align_columns(rows: Iterable[Sequence[str]], *, left: Container[int]) -> list[str]:
     """The rows of a table as lines: columns in `left` are left-aligned, all others right-aligned.
 
     >>> align_columns([("model", "layers"), ("resnet50", "50")], left=[0])

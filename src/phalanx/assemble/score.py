@@ -70,9 +70,7 @@ def open_untrained_model(
     return Session(config, plan, classes=classes, ranks=ranks)
 
 
-def open_target(
-    target: Target, ranks: Ranks | None = None, *, random_images: int | None = None
-) -> Session:
+def open_target(target: Target, ranks: Ranks | None, *, random_images: int | None) -> Session:
     """The session of a checkpoint or an untrained model."""
     if isinstance(target, Settings):
         return open_untrained_model(target, ranks, random_images=random_images)

@@ -142,7 +142,7 @@ def open_training(
     prepared: PreparedRun,
     stack: ExitStack,
     *,
-    stream: TextIO | None = None,
+    stream: TextIO | None,
     ranks: Ranks | None = None,
 ) -> TrainingRun:
     """Open all parts of a training run; the stack closes them."""

@@ -25,7 +25,7 @@ class BenchJob:
     command: str
     data: str  # "synthetic", "generated" or "real"
     timing: Timing
-    done: Callable[[int, int], None] = lambda block, blocks: None  # blocks measured, and all
+    done: Callable[[int, int], None]  # blocks measured, and all
 
 
 def release_memory() -> None:

@@ -174,7 +174,7 @@ class Command:
     options: tuple[str, ...]
     examples: dict[str, str]
     run: _Run
-    takes_command: bool = False  # its words have another command in them
+    takes_command: bool  # its words have another command in them
 
 
 REGISTERED_COMMANDS: dict[str, Command] = {}  # the commands of the files imported so far

@@ -116,7 +116,7 @@ def write_picture(picture: "StepPicture | str", file: Path) -> None:
 
 
 def build_picture(
-    config: Config, plan: "Plan", costs: "Sequence[StageCost]", *, footer: str = ""
+    config: Config, plan: "Plan", costs: "Sequence[StageCost]", *, footer: str
 ) -> "StepPicture":
     """One turn of a pipeline: stages on devices of their own, or one device that does it all."""
     from phalanx.report.step_picture import StepPicture

@@ -46,7 +46,7 @@ class PortedWeights:
     notes: tuple[str, ...]
 
 
-def port_weights(path: Path, model: str | None = None) -> PortedWeights:
+def port_weights(path: Path, model: str | None) -> PortedWeights:
     """Read old weights and give them our names, layouts and types."""
     file = read_old_file(path)
     match = _choose_match(file, _find_model(model) if model else "")
