@@ -14,7 +14,7 @@ from phalanx.assemble import rank_context
 from phalanx.assemble import train as training
 from phalanx.assemble.dataset_summary import plan_run
 from phalanx.assemble.prepare import prepare_new_run
-from phalanx.assemble.score import open_checkpoint, score_checkpoint
+from phalanx.assemble.score import open_checkpoint, score_target
 from phalanx.assemble.scoring_target import read_checkpoint
 from phalanx.assemble.session import Session
 from phalanx.cli.main import main
@@ -107,8 +107,8 @@ def test_what_nobody_asks_for_is_not_built(finished):
 
 def test_a_checkpoint_gives_its_weights_or_their_average(finished):
     newest = list_checkpoints(finished / "checkpoints")[-1]
-    plain = score_checkpoint(read_checkpoint(newest, {}))
-    averaged = score_checkpoint(read_checkpoint(newest / "average.safetensors", {}))
+    plain = score_target(read_checkpoint(newest, {}))
+    averaged = score_target(read_checkpoint(newest / "average.safetensors", {}))
     assert plain.row.top1 == read_result(finished)["top1"]
     assert averaged.row.top1 == read_result(finished)["averaged_top1"]
     assert plain.row.loss != averaged.row.loss

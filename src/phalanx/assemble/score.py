@@ -70,7 +70,9 @@ def open_untrained_model(
     return Session(config, plan, classes=classes, ranks=ranks)
 
 
-def open_target(target: Target, ranks: Ranks | None, *, random_images: int | None) -> Session:
+def open_target(
+    target: Target, ranks: Ranks | None, *, random_images: int | None = None
+) -> Session:
     """The session of a checkpoint or an untrained model."""
     if isinstance(target, Settings):
         return open_untrained_model(target, ranks, random_images=random_images)
@@ -90,7 +92,7 @@ class ScoredModel(NamedTuple):
         return median(self.rates[1:] or self.rates)
 
 
-def score(session: Session, *, step: int = 0, passes: int = 1) -> ScoredModel:
+def score(session: Session, *, step: int, passes: int) -> ScoredModel:
     """Score a model on the validation images, and close the session.
 
     passes: how often to score all images, more than once only to measure the speed. With several
@@ -155,12 +157,10 @@ def watch_ranks(session: Session, describe: Callable[[], str]) -> Iterator[Calla
         yield watchdog.beat
 
 
-def score_checkpoint(
-    checkpoint: ScorableCheckpoint, *, passes: int = 1, ranks: Ranks | None = None
-) -> ScoredModel:
-    """Score a checkpoint on the validation images."""
-    step = checkpoint.start.facts["state"]["step"]
-    return score(open_checkpoint(checkpoint, ranks), step=step, passes=passes)
+def score_target(target: Target, *, passes: int = 1, ranks: Ranks | None = None) -> ScoredModel:
+    """Score a checkpoint or an untrained model on the validation images."""
+    step = 0 if isinstance(target, Settings) else target.start.facts["state"]["step"]
+    return score(open_target(target, ranks), step=step, passes=passes)
 
 
 @dataclass(frozen=True)
