@@ -5,14 +5,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import (
     JSON_FLAG,
-    REGISTERED_COMMANDS,
     Argument,
     Command,
     ParsedArgs,
@@ -124,13 +122,12 @@ def _read_selection(args: ParsedArgs) -> "Selection":
 
 def _find_own_command(words: Sequence[str]) -> tuple[Command, Sequence[str]] | None:
     """The command of ours that the words are for, and what follows it; None for other programs."""
-    from phalanx.cli.main import COMMANDS, find_command
+    from phalanx.cli.main import find_command, load_command
 
     name, rest = find_command(words[1:])
     if list(words[:1]) != ["phalanx"] or name is None:
         return None
-    import_module(f"phalanx.cli.{COMMANDS[name][0]}")
-    return REGISTERED_COMMANDS[name], rest
+    return load_command(name), rest
 
 
 def _list_options(words: Sequence[str]) -> frozenset[str]:
