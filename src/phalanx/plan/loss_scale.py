@@ -24,7 +24,7 @@ class LossScale:
     final: float
     epochs: Fraction  # of the whole run
     steps_per_epoch: Fraction
-    automatic: bool  # it starts as planned, and then adapts
+    automatic: bool = False  # it starts as planned, and then adapts
 
     def at(self, step: int) -> float:
         """The loss scale of the step after `step` finished ones.
