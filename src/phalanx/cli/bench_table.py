@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 _NONE, _RATE = "-", "images/s"
 _VERBS = {"train": "training", "infer": "inference"}
+_TURNS = {"train": "step", "infer": "batch"}
 
 
 def _format_rate(rate: float | None) -> str:
@@ -58,10 +59,6 @@ def print_results(results: "Sequence[BenchResult]", *, model: str) -> None:
     setup = max(result.setup_s for result in results)
     warmup = max(result.warmup_s for result in results)
     print(
-        f"images/s: the mean of the blocks; not in it are the first {_name_turn(first.kind)} "
+        f"images/s: the mean of the blocks; not in it are the first {_TURNS[first.kind]} "
         f"({setup:.1f} s) and the warm-up ({warmup:.1f} s)"
     )
-
-
-def _name_turn(kind: str) -> str:
-    return {"train": "step", "infer": "batch"}[kind]

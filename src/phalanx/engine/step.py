@@ -115,7 +115,7 @@ class PassParts:
             )
             for first in firsts
         ]
-        drops = _join_noise(noise)
+        drops = {path: _concatenate([one[path] for one in noise]) for path in noise[0]}
         with RANGES("forward"), self._options.autocast():
             out: Tensor = self._model(x, drops) if drops else self._model(x)
             return out
@@ -173,11 +173,6 @@ def _sum_losses(logits: Tensor, targets: Sequence[Targets], options: StepOptions
         for part, target in zip(parts, targets, strict=True)
     ]
     return sum(losses[1:], losses[0])
-
-
-def _join_noise(noise: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The dropout noise of concatenated micro-batches."""
-    return {path: _concatenate([one[path] for one in noise]) for path in noise[0]}
 
 
 def build_forward_backward(run_pass: RunPass, *, global_batch: int) -> ForwardBackward:

@@ -112,12 +112,8 @@ def staging_folder(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(stage, ignore_errors=True)
         if folder_is_new:
-            _remove_empty(path.parent)
-
-
-def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):  # it is not empty: the export is in it
-        folder.rmdir()
+            with suppress(OSError):  # it is not empty: the export is in it
+                path.parent.rmdir()
 
 
 def write_file(path: Path, content: str | bytes) -> None:
