@@ -91,7 +91,10 @@ def test_a_second_sigint_leaves_at_once(digits, tmp_path):
     process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    try:
+        process.communicate(timeout=10)
+    finally:
+        process.kill()  # a failure must not leave it training beside all other tests
     assert process.returncode == 130
     assert not list((run / "checkpoints").glob("step-*"))
 
