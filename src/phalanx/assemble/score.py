@@ -92,12 +92,13 @@ class ScoredModel(NamedTuple):
         return median(self.rates[1:] or self.rates)
 
 
-def score(session: Session, *, step: int, passes: int) -> ScoredModel:
-    """Score a model on the validation images, and close the session.
+def score_target(target: Target, *, passes: int = 1, ranks: Ranks | None = None) -> ScoredModel:
+    """Score a checkpoint or an untrained model on the validation images.
 
     passes: how often to score all images, more than once only to measure the speed. With several
     ranks, each scores its share, and all get the whole score.
     """
+    step = 0 if isinstance(target, Settings) else target.start.facts["state"]["step"]
     done = 0
 
     def watched_batches() -> Iterator[ValidBatch]:
@@ -110,7 +111,7 @@ def score(session: Session, *, step: int, passes: int) -> ScoredModel:
     def describe() -> str:
         return f"its share of a score, after {done:,} of its batches"
 
-    with session:
+    with open_target(target, ranks) as session:
         feed, rates, gather = session.scoring_feed, [], session.rank_context.gather
         with watch_ranks(session, describe) as beat:
             _refuse_differences(session)
@@ -155,12 +156,6 @@ def watch_ranks(session: Session, describe: Callable[[], str]) -> Iterator[Calla
     )
     with watchdog:
         yield watchdog.beat
-
-
-def score_target(target: Target, *, passes: int = 1, ranks: Ranks | None = None) -> ScoredModel:
-    """Score a checkpoint or an untrained model on the validation images."""
-    step = 0 if isinstance(target, Settings) else target.start.facts["state"]["step"]
-    return score(open_target(target, ranks), step=step, passes=passes)
 
 
 @dataclass(frozen=True)
