@@ -2,7 +2,7 @@
 
 The rule: of each class, the first 800 training and the first 150 test images in file order; they
 stay in file order. `python scripts/make_embedded.py` writes src/phalanx/data/embedded/*.npz and
-prints the hashes that phalanx.data.formats.arrays.EMBEDDED_SHA256 holds.
+prints the hashes that tests/data/formats/test_arrays.py holds.
 """
 
 import argparse

@@ -42,6 +42,13 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test runs in a folder without presets or runs, and no data is anywhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DATA_DIR", raising=False)
+
+
+@pytest.fixture
 def first_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of kernels nothing is measured: to compile every tile would take minutes."""
     choices = import_module("phalanx.kernels.choices").CHOICES

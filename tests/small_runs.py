@@ -1,10 +1,12 @@
 """Real runs of the command line on a tiny dataset, for tests to start."""
 
+import json
 import os
 import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,3 +68,8 @@ def run_phalanx(*words: object, cwd: Path | None = None) -> subprocess.Completed
     process = start_phalanx(*words, cwd=cwd)
     out, err = process.communicate(timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    """The contents of a run's summary.json."""
+    return json.loads((run / "summary.json").read_text())

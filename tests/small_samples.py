@@ -44,11 +44,6 @@ def undecodable(name="broken.jpg"):
     return Sample(name=name, data=b"\xff\xd8 and then nothing", label=0)
 
 
-def folder_bytes(folder):
-    """The content of all files of a folder, by name, without the index kept there."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
-
-
 def convert(sample, options):
     """The sample as a build would hand it to a writer; one that cannot be decoded stays."""
     try:

@@ -93,8 +93,8 @@ def validate(run: PathLike, *, checkpoint: str | int | None = None, **options: A
 
     checkpoint: "last", "best" or a step of the run; the best one if it is known, else the last.
     """
-    from phalanx.assemble.score import open_untrained_model, score, score_checkpoint
-    from phalanx.assemble.scoring_target import ScorableCheckpoint, read_target
+    from phalanx.assemble.score import score_target
+    from phalanx.assemble.scoring_target import read_target
     from phalanx.assemble.torch_setup import preserve_torch_settings
     from phalanx.errors import ConfigError
 
@@ -105,9 +105,7 @@ def validate(run: PathLike, *, checkpoint: str | int | None = None, **options: A
         )
     found = read_target(str(_path(run)), _flags(options), wanted=_choice(checkpoint))
     with preserve_torch_settings():
-        if isinstance(found, ScorableCheckpoint):
-            return score_checkpoint(found).row
-        return score(open_untrained_model(found)).row
+        return score_target(found).row
 
 
 def plan(preset: PathLike | None = None, **options: Any) -> "Plan":

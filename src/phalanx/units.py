@@ -1,6 +1,7 @@
-"""Durations and counts with units, such as "5ep", "500st" and "10%"; formatting of numbers."""
+"""Durations and counts with units, such as "5ep", "500st" and "10%"; text of numbers and tables."""
 
 import re
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
@@ -241,3 +242,36 @@ def format_seconds(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def format_some(items: Sequence[str], most: int) -> str:
+    """The first items of a list in words, and how many more there are.
+
+    >>> format_some(["a", "b"], most=2), format_some(["a", "b", "c"], most=2)
+    ('a, b', 'a, b and 1 more')
+    """
+    more = f" and {len(items) - most:,} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
+
+
+def format_multiples(number: int, factor: int) -> str:
+    """The multiples of a factor next to a number that is none of them.
+
+    >>> format_multiples(7, 4), format_multiples(3, 4)
+    ('4 or 8', '4')
+    """
+    below = number // factor * factor
+    return " or ".join(str(near) for near in (below, below + factor) if near)
+
+
+def align_columns(rows: Iterable[Sequence[str]], *, left: Container[int]) -> list[str]:
+    """The rows of a table as lines: columns in `left` are left-aligned, all others right-aligned.
+
+    >>> align_columns([("model", "layers"), ("resnet50", "50")], left=[0])
+    ['model     layers', 'resnet50      50']
+    """
+    columns = []
+    for place, column in enumerate(zip(*rows, strict=True)):
+        align, width = str.ljust if place in left else str.rjust, max(map(len, column))
+        columns.append([align(cell, width) for cell in column])
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from phalanx.cli.main import main
 from phalanx.data.formats.sources import open_source
+from small_runs import read_result
 from small_samples import make_samples, write_split
 
 FORMS = ("folder", "packed", "tar", "tfrecord")
@@ -72,10 +73,10 @@ def test_a_changed_image_stops_the_resume(photos, tmp_path, capsys, form, worker
     data, run = tmp_path / "data", tmp_path / "run"
     shutil.copytree(photos / form, data)
     assert main(words_of(form, data, run, workers=workers)) == 0
-    weights = json.loads((run / "summary.json").read_text())["weights_sha256"]
+    weights = read_result(run)["weights_sha256"]
     rewind(run, step=4)
     assert main(["train", "--resume", str(run)]) == 0
-    assert json.loads((run / "summary.json").read_text())["weights_sha256"] == weights
+    assert read_result(run)["weights_sha256"] == weights
     rewind(run, step=4)
     name = flip_one_bit(form, data)
     capsys.readouterr()
@@ -89,7 +90,7 @@ def test_a_changed_image_stops_the_resume(photos, tmp_path, capsys, form, worker
     assert main(["train", "--resume", str(run), "--accept-changed-data"]) == 0
     (step,) = json.loads((run / "run.json").read_text())["accepted_changed_data"]
     assert 4 <= step < 8, "steps before the changed image are kept"
-    assert json.loads((run / "summary.json").read_text())["weights_sha256"] != weights
+    assert read_result(run)["weights_sha256"] != weights
 
 
 def test_a_changed_validation_image_stops_the_resume(photos, tmp_path):
@@ -134,7 +135,7 @@ def test_names_and_sizes_are_compared_before_a_resume_starts(photos, tmp_path, c
     data, run = tmp_path / "data", tmp_path / "run"
     shutil.copytree(photos / "folder", data)
     assert main(words_of("folder", data, run)) == 0
-    weights = json.loads((run / "summary.json").read_text())["weights_sha256"]
+    weights = read_result(run)["weights_sha256"]
     rewind(run, step=4)
     path = data / "train" / "cat" / "3.jpg"
     if change == "gone":
@@ -147,7 +148,7 @@ def test_names_and_sizes_are_compared_before_a_resume_starts(photos, tmp_path, c
     code, said = main(["train", "--resume", str(run)]), capsys.readouterr()
     if change == "touched":
         assert code == 0 and "written, touched or copied since the run began" in said.out
-        assert json.loads((run / "summary.json").read_text())["weights_sha256"] == weights
+        assert read_result(run)["weights_sha256"] == weights
     else:
         assert code == 3 and "its train data has changed" in said.err
         assert "resumed at" not in said.out and "--accept-changed-data" in said.err

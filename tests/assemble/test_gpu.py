@@ -12,7 +12,7 @@ from phalanx.cli.main import main
 from phalanx.config.read import read_settings
 from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
 from small_photos import write_photos
-from small_runs import run_phalanx, small_run
+from small_runs import read_result, run_phalanx, small_run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,18 +24,18 @@ pytestmark = [
 def test_training_validation_and_fork(digits, tmp_path, capsys, precision):
     run, fork = tmp_path / "run", tmp_path / "fork"
     assert main(small_run(digits, run, epochs=10, device="cuda", precision=precision)) == 0
-    summary = json.loads((run / "summary.json").read_text())
+    summary = read_result(run)
     capsys.readouterr()
     assert main(["validate", str(run), "--json", "--checkpoint", "last"]) == 0
     assert json.loads(capsys.readouterr().out)["top1"] == summary["top1"]
     assert main(["train", "--fork", str(run), "--run-dir", str(fork), "--epochs", "11"]) == 0
-    assert json.loads((fork / "summary.json").read_text())["steps"] == 66
+    assert read_result(fork)["steps"] == 66
 
 
 def test_a_run_begun_on_the_gpu_is_scored_on_the_cpu(digits, tmp_path, capsys):
     run = tmp_path / "run"
     assert main(small_run(digits, run, device="cuda", precision="32.32")) == 0
-    top1 = json.loads((run / "summary.json").read_text())["top1"]
+    top1 = read_result(run)["top1"]
     capsys.readouterr()
     assert main(["validate", str(run), "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["top1"] == pytest.approx(top1, abs=0.051)
@@ -100,7 +100,7 @@ def test_photographs_are_shared_with_the_cores_to_the_same_images(tmp_path):
 def test_mixing_trains_on_the_device(digits, tmp_path):
     mixed = {"mixup_alpha": 0.2, "cutmix_lambda_low": 0.5, "cutmix_lambda_high": 1.0}
     assert main(small_run(digits, tmp_path / "run", device="cuda", epochs=12, **mixed)) == 0
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["top1"] > 0.3
+    assert read_result(tmp_path / "run")["top1"] > 0.3
 
 
 def test_the_cpu_scores_while_the_gpu_trains(digits, tmp_path):
@@ -110,9 +110,7 @@ def test_the_cpu_scores_while_the_gpu_trains(digits, tmp_path):
         assert main(small_run(digits, tmp_path / name, epochs=10, **options, **more)) == 0
         with (tmp_path / name / "validation.csv").open(newline="") as file:
             rows.append(list(csv.DictReader(file)))
-    summaries = [
-        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("gpu", "cpu")
-    ]
+    summaries = [read_result(tmp_path / name) for name in ("gpu", "cpu")]
     assert summaries[0]["weights_sha256"] == summaries[1]["weights_sha256"]
     assert [row["step"] for row in rows[0]] == [row["step"] for row in rows[1]]
     for gpu, cpu in zip(*rows, strict=True):

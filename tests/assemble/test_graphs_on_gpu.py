@@ -1,12 +1,10 @@
 """Steps that CUDA graphs replay are those that torch launches one operation at a time."""
 
-import json
-
 import pytest
 import torch
 
 from phalanx.cli.main import main
-from small_runs import small_run
+from small_runs import read_result, small_run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,7 +43,7 @@ def test_a_graph_gives_the_same_bits(digits, tmp_path, name):
     for graph in ("true", "false"):
         run = tmp_path / graph
         assert main(small_run(digits, run, device="cuda", graph=graph, epochs=2, **options)) == 0
-        hashes.append(json.loads((run / "summary.json").read_text())["weights_sha256"])
+        hashes.append(read_result(run)["weights_sha256"])
     assert hashes[0] == hashes[1]
 
 
@@ -59,5 +57,5 @@ def test_a_resume_goes_on_with_the_same_bits_and_kernels(digits, tmp_path):
         path.unlink()
     last.rmdir()
     assert main(["train", "--resume", str(halves)]) == 0
-    found = [json.loads((run / "summary.json").read_text()) for run in (whole, halves)]
+    found = [read_result(run) for run in (whole, halves)]
     assert found[0]["weights_sha256"] == found[1]["weights_sha256"]

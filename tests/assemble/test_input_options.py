@@ -10,7 +10,7 @@ import phalanx
 from phalanx.assemble.scoring_target import read_checkpoint
 from phalanx.cli.main import main
 from phalanx.errors import CheckpointError, ConfigError
-from small_runs import small_run
+from small_runs import read_result, small_run
 
 MIXED = {
     "mixup_alpha": 0.2,
@@ -21,7 +21,7 @@ MIXED = {
 
 
 def weights_of(run) -> str:
-    return json.loads((run / "summary.json").read_text())["weights_sha256"]
+    return read_result(run)["weights_sha256"]
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_a_run_is_scored_without_what_served_its_training(digits, tmp_path, caps
     run, alone = tmp_path / "run", tmp_path / "alone"
     options = {"keep_on_device": "true", "dataset_cache": "true"}
     assert main(small_run(digits, run, steps=6, **options)) == 0
-    top1 = json.loads((run / "summary.json").read_text())["top1"]
+    top1 = read_result(run)["top1"]
     alone.mkdir()
     for file in digits.glob("t10k-*"):
         (alone / file.name).write_bytes(file.read_bytes())
@@ -158,7 +158,7 @@ def test_validate_refuses_another_crop_with_an_exit_code(plain, capsys):
 
 def test_the_summary_and_the_report_say_who_waited(digits, tmp_path):
     assert main(small_run(digits, tmp_path / "run", epochs=6)) == 0  # the first steps go untimed
-    found = json.loads((tmp_path / "run" / "summary.json").read_text())["input"]
+    found = read_result(tmp_path / "run")["input"]
     assert found["images_per_second_available"] > 0 and found["images_per_second_needed"] > 0
     assert set(found["stages"]) == {"read", "augment", "both"}
     assert "images/s; resnet" in found["verdict"]

@@ -18,7 +18,7 @@ from phalanx.optim.build import OPTIMIZERS, OptimSettings, build_optimizer
 from phalanx.report.compare import compare_runs
 from phalanx.report.folder import open_run
 from phalanx.report.records import read_averaged_top1, read_logs, read_scores
-from small_runs import small_run
+from small_runs import read_result, small_run
 from small_states import take_step
 
 HALF = {"precision": "16.16", "enable_stochastic_rounding": "true"}
@@ -40,10 +40,6 @@ MODES = {
     "step": {"lr_schedule": "step", "lr_epoch_decay": "1,2", "lr_decay": 0.5},
     "clipped": {"clip_grad_norm": 0.5, "clip_grad_value": 0.01, "loss": "bce"},
 }  # fmt: skip
-
-
-def facts_of(run) -> dict:
-    return json.loads((run / "summary.json").read_text())
 
 
 def cut_after_first_checkpoint(run, copy):
@@ -74,7 +70,7 @@ def check_resume(digits, tmp_path, **options):
     assert main(small_run(digits, whole, keep=9, seed=3, **options)) == 0
     cut_after_first_checkpoint(whole, cut)
     assert main(["train", "--resume", str(cut)]) == 0
-    ours, theirs = facts_of(cut), facts_of(whole)
+    ours, theirs = read_result(cut), read_result(whole)
     for name in ("weights_sha256", "top1", "averaged_top1", "numerics"):
         assert ours[name] == theirs[name], name
     assert (cut / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
@@ -90,7 +86,7 @@ def test_modes_differ_in_what_they_learn(digits, tmp_path):
     for number, mode in enumerate(("sgd", "nesterov", "adamw", "l2", "clipped", "step")):
         run = tmp_path / str(number)
         assert main(small_run(digits, run, steps=4, **MODES[mode])) == 0
-        hashes.add(facts_of(run)["weights_sha256"])
+        hashes.add(read_result(run)["weights_sha256"])
     assert len(hashes) == 6
 
 
@@ -99,14 +95,14 @@ def test_averaged_weights_are_scored_beside_the_raw_ones(digits, tmp_path):
     assert main(small_run(digits, run, ema_decay=0.5)) == 0
     averaged = read_averaged_top1(run)
     assert list(averaged) == [row.step for row in read_scores(run)] == [6, 12, 18]
-    assert facts_of(run)["averaged_top1"] == averaged[18]
+    assert read_result(run)["averaged_top1"] == averaged[18]
     assert "averaged top-1" in (run / "report.html").read_text()
 
 
 def test_16_bit_weights_are_16_bits_and_the_panel_tells_what_is_lost(digits, tmp_path):
     for name, options in (("by-chance", HALF), ("nearest", {"precision": "16.16"})):
         assert main(small_run(digits, tmp_path / name, steps=6, **options)) == 0
-    chance, nearest = (facts_of(tmp_path / n)["numerics"] for n in ("by-chance", "nearest"))
+    chance, nearest = (read_result(tmp_path / n)["numerics"] for n in ("by-chance", "nearest"))
     assert 0 < chance["updates_lost"] < nearest["updates_lost"] < 1
     assert abs(chance["lost_to_rounding"]) < 0.01 and 0.05 < nearest["lost_to_rounding"] < 1
     page = (tmp_path / "nearest" / "report.html").read_text()
@@ -145,7 +141,7 @@ def test_recomputing_changes_no_bit(digits, tmp_path, patterns):
     chosen = {} if patterns is None else {"recompute_checkpoints": patterns}
     assert main(small_run(digits, plain, steps=8)) == 0
     assert main(small_run(digits, spare, steps=8, enable_recompute="true", **chosen)) == 0
-    assert facts_of(plain)["weights_sha256"] == facts_of(spare)["weights_sha256"]
+    assert read_result(plain)["weights_sha256"] == read_result(spare)["weights_sha256"]
 
 
 def test_what_has_no_effect_is_said(digits, tmp_path, capsys):
@@ -161,9 +157,9 @@ def test_validation_after_training_scores_every_checkpoint_and_then_prunes(digit
     assert main(small_run(digits, after, keep=1, ckpts_per_epoch=1, validation_mode="after")) == 0
     ours, theirs = read_scores(after), read_scores(during)
     assert [(row.step, row.top1) for row in ours] == [(row.step, row.top1) for row in theirs]
-    assert facts_of(after)["weights_sha256"] == facts_of(during)["weights_sha256"]
+    assert read_result(after)["weights_sha256"] == read_result(during)["weights_sha256"]
     kept = {path.name for path in (after / "checkpoints").glob("step-*")}
-    best = facts_of(after)["best"]["step"]
+    best = read_result(after)["best"]["step"]
     assert kept == {"step-00000018", f"step-{best:08}"}
 
 
@@ -175,8 +171,8 @@ def test_averaged_weights_are_scored_after_training_as_they_are_during_it(digits
     assert main(small_run(digits, after, **options, validation_mode="after")) == 0
     assert capsys.readouterr().out.count("averaged weights: top-1") == 3
     assert (after / "averaged.csv").read_text() == (during / "averaged.csv").read_text()
-    assert facts_of(after)["averaged_top1"] == facts_of(during)["averaged_top1"]
-    assert facts_of(after)["weights_sha256"] == facts_of(during)["weights_sha256"]
+    assert read_result(after)["averaged_top1"] == read_result(during)["averaged_top1"]
+    assert read_result(after)["weights_sha256"] == read_result(during)["weights_sha256"]
     assert "averaged top-1" in (after / "report.html").read_text()
     # killed between the two scores of its first checkpoint
     lines = (after / "averaged.csv").read_text().splitlines(keepends=True)
@@ -190,7 +186,7 @@ def test_averaged_weights_are_scored_after_training_as_they_are_during_it(digits
 def test_nothing_is_scored_where_nothing_is_asked(digits, tmp_path, capsys, options):
     assert main(small_run(digits, tmp_path / "run", steps=6, **options)) == 0
     assert "nothing was scored" in capsys.readouterr().out
-    assert read_scores(tmp_path / "run") == [] and facts_of(tmp_path / "run")["top1"] is None
+    assert read_scores(tmp_path / "run") == [] and read_result(tmp_path / "run")["top1"] is None
 
 
 def test_without_training_what_is_there_is_scored(digits, tmp_path, capsys):
@@ -216,7 +212,7 @@ def test_metrics_can_be_left_out(digits, tmp_path):
     plain, bare = tmp_path / "plain", tmp_path / "bare"
     assert main(small_run(digits, plain)) == 0
     assert main(small_run(digits, bare, disable_metrics="true", device_iterations=4)) == 0
-    assert facts_of(plain)["weights_sha256"] == facts_of(bare)["weights_sha256"]
+    assert read_result(plain)["weights_sha256"] == read_result(bare)["weights_sha256"]
     rows = [json.loads(line) for line in (bare / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if "loss" in row]
     assert len(steps) == 18 and all(row["loss"] > 0 for row in steps)
@@ -255,7 +251,7 @@ def test_a_checkpoint_of_16_bits_is_scored_as_it_was(digits, tmp_path, capsys):
     capsys.readouterr()
     assert main(["validate", str(tmp_path / "run"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["top1"] == facts_of(tmp_path / "run")["top1"]
+    assert found["top1"] == read_result(tmp_path / "run")["top1"]
     assert read_checkpoint(tmp_path / "run", {}).start.facts["config"]["precision"] == "16.16"
 
 

@@ -16,7 +16,7 @@ from phalanx.errors import CheckpointError, ConfigError, DivergedError
 from phalanx.optim.build import OptimSettings, build_optimizer
 from phalanx.plan import machine_choice
 from phalanx.report.records import Records, StepRow
-from small_runs import run_phalanx, small_run
+from small_runs import read_result, run_phalanx, small_run
 from small_states import take_step
 
 DIVERGED = DivergedError.exit_code
@@ -287,7 +287,7 @@ def test_fp_exceptions_changes_no_bit_and_writes_no_more_than_asked(digits, tmp_
     for name, switch in (("with", "true"), ("without", "false")):
         words = small_run(digits, tmp_path / name, steps=6, fp_exceptions=switch)
         assert main([*words, "--disable-metrics=true"]) == 0
-        hashes.append(json.loads((tmp_path / name / "summary.json").read_text())["weights_sha256"])
+        hashes.append(read_result(tmp_path / name)["weights_sha256"])
     assert hashes[0] == hashes[1]
     assert entries(tmp_path / "with") == entries(tmp_path / "without")
     assert all(line["grad_norm"] is None for line in entries(tmp_path / "with"))

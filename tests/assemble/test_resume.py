@@ -12,13 +12,9 @@ import pytest
 from phalanx.cli.main import main
 from phalanx.errors import CheckpointError, ConfigError, DataError
 from small_photos import write_photos
-from small_runs import make_digits, run_phalanx, small_run, start_phalanx
+from small_runs import make_digits, read_result, run_phalanx, small_run, start_phalanx
 
 CLOCK_COLUMNS = {"images_per_second", "data_wait"}
-
-
-def summary_of(run: Path) -> dict:
-    return json.loads((run / "summary.json").read_text())
 
 
 def training_rows(run: Path) -> list[dict]:
@@ -30,13 +26,13 @@ def training_rows(run: Path) -> list[dict]:
 
 
 def assert_same_run(a: Path, b: Path) -> None:
-    assert summary_of(a)["weights_sha256"] == summary_of(b)["weights_sha256"]
+    assert read_result(a)["weights_sha256"] == read_result(b)["weights_sha256"]
     assert (a / "metrics.jsonl").read_bytes() == (b / "metrics.jsonl").read_bytes()
     assert (a / "validation.csv").read_bytes() == (b / "validation.csv").read_bytes()
     assert (a / "predictions.csv").read_bytes() == (b / "predictions.csv").read_bytes()
     assert training_rows(a) == training_rows(b)
     for key in ("steps", "images", "scored", "top1", "top5", "best", "checkpoint"):
-        assert summary_of(a)[key] == summary_of(b)[key], key
+        assert read_result(a)[key] == read_result(b)[key], key
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +93,10 @@ def test_a_second_sigint_leaves_at_once(digits, tmp_path):
     process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    try:
+        process.communicate(timeout=10)
+    finally:
+        process.kill()  # a failure must not leave it training beside all other tests
     assert process.returncode == 130
     assert not list((run / "checkpoints").glob("step-*"))
 
@@ -252,9 +251,9 @@ def test_a_fork_goes_on_with_changed_options(straight, digits, tmp_path, capsys)
     assert "forked from" in said and "30 steps instead of 18" in said
     facts = json.loads((run / "run.json").read_text())
     assert facts["parent"]["step"] == 18
-    assert facts["parent"]["weights_sha256"] == summary_of(straight)["weights_sha256"]
+    assert facts["parent"]["weights_sha256"] == read_result(straight)["weights_sha256"]
     assert facts["origins"]["epochs"] == "flag"
-    assert summary_of(run)["steps"] == 30
+    assert read_result(run)["steps"] == 30
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert steps[0] == 18  # the score of what it starts from
     assert "--resume" not in facts["command"]
@@ -280,7 +279,7 @@ def test_a_fork_keeps_progress_in_images(straight, tmp_path):
     assert main([*words, "--epochs", "4", "--batch-size", "32"]) == 0
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert min(steps) == 9  # 18 steps of 16 images
-    assert summary_of(run)["steps"] == 12
+    assert read_result(run)["steps"] == 12
 
 
 def test_a_fork_needs_something_left_to_train(straight, tmp_path, capsys):
@@ -369,11 +368,11 @@ def test_a_stop_at_any_point_of_the_loop_loses_no_score(
 def test_a_kill_before_the_last_score_was_made_again(digits, tmp_path, ema_decay):
     run = tmp_path / "run"
     assert main(small_run(digits, run, steps=4, ema_decay=ema_decay)) == 0
-    before = json.loads((run / "summary.json").read_text())
+    before = read_result(run)
     (run / "summary.json").unlink()
     for name in ("metrics.jsonl", "validation.csv"):  # as the first resume cuts them
         lines = (run / name).read_text().splitlines(keepends=True)
         (run / name).write_text("".join(lines[:-1]))
     assert main(["train", "--resume", str(run)]) == 0
-    after = json.loads((run / "summary.json").read_text())
+    after = read_result(run)
     assert (after["weights_sha256"], after["top1"]) == (before["weights_sha256"], before["top1"])

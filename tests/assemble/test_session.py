@@ -1,6 +1,5 @@
 """The session: one way to get a model that trains or scores, and the seams for many devices."""
 
-import json
 import random
 import resource
 
@@ -15,7 +14,7 @@ from phalanx.assemble import rank_context
 from phalanx.assemble import train as training
 from phalanx.assemble.dataset_summary import plan_run
 from phalanx.assemble.prepare import prepare_new_run
-from phalanx.assemble.score import open_checkpoint, score_checkpoint
+from phalanx.assemble.score import open_checkpoint, score_target
 from phalanx.assemble.scoring_target import read_checkpoint
 from phalanx.assemble.session import Session
 from phalanx.cli.main import main
@@ -24,8 +23,7 @@ from phalanx.engine.checkpoint_store import list_checkpoints
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.state import hash_weights
 from phalanx.errors import DiskError, DivergedError, Stopped
-from phalanx.plan.share import Role
-from small_runs import small_run
+from small_runs import read_result, small_run
 
 
 def settings_of(digits, run, **options):
@@ -45,10 +43,6 @@ def finished(digits, tmp_path_factory):
     run = tmp_path_factory.mktemp("finished") / "run"
     assert main(small_run(digits, run, keep=9, ema_decay=0.5)) == 0
     return run
-
-
-def summary_of(run):
-    return json.loads((run / "summary.json").read_text())
 
 
 def test_freed_memory_stays_for_the_next_step(prepared):
@@ -103,20 +97,20 @@ def test_functions_leave_random_states_and_torch_as_they_were(digits, tmp_path):
 
 def test_what_nobody_asks_for_is_not_built(finished):
     with open_checkpoint(read_checkpoint(finished, {})) as session:
-        assert hash_weights(session.model.state_dict()) == summary_of(finished)["weights_sha256"]
+        assert hash_weights(session.model.state_dict()) == read_result(finished)["weights_sha256"]
         assert (
             session.evaluate(session.scoring_feed.validation_batches()).top1
-            == summary_of(finished)["top1"]
+            == read_result(finished)["top1"]
         )
         assert not {"state", "feed"} & vars(session).keys()
 
 
 def test_a_checkpoint_gives_its_weights_or_their_average(finished):
     newest = list_checkpoints(finished / "checkpoints")[-1]
-    plain = score_checkpoint(read_checkpoint(newest, {}))
-    averaged = score_checkpoint(read_checkpoint(newest / "average.safetensors", {}))
-    assert plain.row.top1 == summary_of(finished)["top1"]
-    assert averaged.row.top1 == summary_of(finished)["averaged_top1"]
+    plain = score_target(read_checkpoint(newest, {}))
+    averaged = score_target(read_checkpoint(newest / "average.safetensors", {}))
+    assert plain.row.top1 == read_result(finished)["top1"]
+    assert averaged.row.top1 == read_result(finished)["averaged_top1"]
     assert plain.row.loss != averaged.row.loss
 
 
@@ -128,7 +122,7 @@ def test_a_session_trains_as_the_command_does(digits, tmp_path):
             session.train_step(passes, plan.lr(session.state.step))
         ours = hash_weights(session.model.state_dict())
     assert main(small_run(digits, tmp_path / "run", steps=3)) == 0
-    assert ours == summary_of(tmp_path / "run")["weights_sha256"]
+    assert ours == read_result(tmp_path / "run")["weights_sha256"]
 
 
 def test_a_process_that_neither_writes_nor_prints_trains_the_same(
@@ -138,11 +132,12 @@ def test_a_process_that_neither_writes_nor_prints_trains_the_same(
     before = {path.name for path in prepared.run.path.iterdir()}
     trained = []
     monkeypatch.setattr(training, "_print_start", trained.append)
-    assert training.train(prepared, role=Role(writes=False, prints=False)) is None
+    monkeypatch.setattr(rank_context.RankContext, "is_first_rank", False)
+    assert training.train(prepared) is None
     left = {path.name for path in prepared.run.path.iterdir()}
     assert left == before and capsys.readouterr().out == ""
     weights = trained[0].session.model.state_dict()
-    assert hash_weights(weights) == summary_of(finished)["weights_sha256"]
+    assert hash_weights(weights) == read_result(finished)["weights_sha256"]
 
 
 class OtherRank(Consensus):

@@ -16,14 +16,10 @@ from phalanx.engine.state import TrainState
 from phalanx.engine.step import MicroBatch
 from phalanx.errors import DataError, DivergedError
 from phalanx.optim.build import OptimSettings, build_optimizer
-from small_runs import make_digits, run_phalanx, small_run
+from small_runs import make_digits, read_result, run_phalanx, small_run
 from small_states import take_step
 
 PLAIN = OptimSettings(momentum=0.0)
-
-
-def read_summary(run: Path) -> dict:
-    return json.loads((run / "summary.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +45,7 @@ def test_the_run_folder_has_everything(trained):
 
 
 def test_the_summary_counts_right(trained):
-    summary = read_summary(trained)
+    summary = read_result(trained)
     assert summary["steps"] == 48 and summary["epochs"] == 8.0
     assert summary["images"] == 48 * 16 and summary["scored"] == 40
     assert 0 <= summary["interval95"][0] <= summary["top1"] <= summary["interval95"][1] <= 1
@@ -77,7 +73,7 @@ def test_predictions_agree_with_the_score(trained):
         rows = list(csv.DictReader(file))
     assert len(rows) == 40 and len({row["id"] for row in rows}) == 40
     hits = sum(row["label"] == row["top1"] for row in rows)
-    assert hits / 40 == read_summary(trained)["top1"]
+    assert hits / 40 == read_result(trained)["top1"]
 
 
 def test_it_learns(trained):
@@ -128,7 +124,7 @@ def test_workers_change_nothing(digits, tmp_path):
         main(small_run(digits, tmp_path / f"w{workers}", workers=workers))
     left, right = (tmp_path / f"w{workers}" for workers in (0, 2))
     assert (left / "metrics.jsonl").read_bytes() == (right / "metrics.jsonl").read_bytes()
-    assert read_summary(left)["weights_sha256"] == read_summary(right)["weights_sha256"]
+    assert read_result(left)["weights_sha256"] == read_result(right)["weights_sha256"]
 
 
 def test_accumulated_gradients_equal_the_full_batch():
@@ -212,8 +208,8 @@ def folder_run(data: Path, run: Path, *more: str) -> list[str]:
 def test_few_classes_train_normally_with_top5_null(tmp_path):
     data = make_folder(tmp_path / "data", classes=3, per_class=8)
     assert main(folder_run(data, tmp_path / "run")) == 0
-    assert read_summary(tmp_path / "run")["top5"] is None
-    assert "top5" in json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert read_result(tmp_path / "run")["top5"] is None
+    assert "top5" in read_result(tmp_path / "run")
 
 
 def test_unreadable_images_are_named_counted_and_limited(tmp_path, capsys):
@@ -221,7 +217,7 @@ def test_unreadable_images_are_named_counted_and_limited(tmp_path, capsys):
     (data / "train" / "class0" / "3.jpg").write_bytes(b"not an image")
     (data / "val" / "class1" / "0.jpg").write_bytes(b"")
     assert main(folder_run(data, tmp_path / "run")) == 0
-    summary = read_summary(tmp_path / "run")
+    summary = read_result(tmp_path / "run")
     assert summary["scored"] == 3
     assert len(summary["bad_images"]) == 2
     named = " ".join(summary["bad_images"])
@@ -294,4 +290,4 @@ def test_generated_and_synthetic_data_train(tmp_path):
         words += ["--batch-size", "4", "--steps", "3", "--iterations", "3", "--workers", "0"]
         done = run_phalanx(*words, "--run-dir", tmp_path / data)
         assert done.returncode == 0, done.stderr
-        assert read_summary(tmp_path / data)["images"] == 12
+        assert read_result(tmp_path / data)["images"] == 12

@@ -24,7 +24,7 @@ from phalanx.report.folder import RunFolder
 from phalanx.sweep.check import read_sweep
 from phalanx.sweep.process import build_command
 from phalanx.sweep.state import SweepState, Trial
-from small_runs import run_phalanx, small_run
+from small_runs import read_result, run_phalanx, small_run
 
 PLUGIN = '''
 """Stripes of three colours, and two networks that tell them apart."""
@@ -98,13 +98,9 @@ def train(folder: Path, run: str, **options: object) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def summary_of(run: Path) -> dict:
-    return json.loads((run / "summary.json").read_text())
-
-
 def test_a_plugins_network_trains_on_a_plugins_data(stripes):
     train(stripes, "own", model="mini", workers=0)
-    summary = summary_of(stripes / "own")
+    summary = read_result(stripes / "own")
     assert (summary["steps"], summary["scored"]) == (4, 12)
     facts = json.loads((stripes / "own" / summary["checkpoint"] / "facts.json").read_text())
     assert facts["classes"] == ["red", "green", "blue"]
@@ -114,7 +110,7 @@ def test_a_plugins_network_trains_on_a_plugins_data(stripes):
 def test_a_plugins_row_trains_with_a_worker_and_its_resume_is_the_same(stripes):
     train(stripes, "row", model="resnet8_thin", workers=1)
     run = stripes / "row"
-    straight = summary_of(run)
+    straight = read_result(run)
     for step in (3, 4):
         shutil.rmtree(run / "checkpoints" / f"step-{step:08d}")
     (run / "summary.json").unlink()
@@ -122,7 +118,7 @@ def test_a_plugins_row_trains_with_a_worker_and_its_resume_is_the_same(stripes):
     done = run_phalanx("train", "--resume", "row", *words, cwd=stripes)
     assert done.returncode == 0, done.stderr
     assert "resumed at step 2" in done.stdout
-    assert summary_of(run)["weights_sha256"] == straight["weights_sha256"]
+    assert read_result(run)["weights_sha256"] == straight["weights_sha256"]
 
 
 def test_a_run_whose_plugin_is_gone_says_so(stripes):

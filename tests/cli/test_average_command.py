@@ -19,7 +19,7 @@ from phalanx.engine.checkpoint_store import (
 )
 from phalanx.engine.state import hash_weights
 from phalanx.report.folder import open_run
-from small_runs import small_run
+from small_runs import read_result, small_run
 
 CONFIG, CHECKPOINT = 2, 4
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -73,7 +73,7 @@ def test_the_mean_of_the_last_checkpoints_is_written_and_scored(run, capsys):
             torch.testing.assert_close(tensor.double(), expected, rtol=1e-7, atol=1e-9)
     assert told["averaged"]["steps"] == [14, 16, 18]
     assert told["average"]["checkpoint"] == str(made)
-    assert told["newest"]["top1"] == json.loads((run / "summary.json").read_text())["top1"]
+    assert told["newest"]["top1"] == read_result(run)["top1"]
     facts = read_facts(made)
     assert facts["averaged"] == told["averaged"]
     assert facts["weights_sha256"] == hash_weights(found)

@@ -21,7 +21,7 @@ from phalanx.data.convert.source_splits import find_source_splits
 from phalanx.data.formats.tfrecord_wire import read_records, write_example, write_record
 from phalanx.errors import DiskError
 from small_photos import encode, photo, write_photos
-from small_runs import start_phalanx
+from small_runs import read_result, start_phalanx
 
 FORMS = ("folder", "tar", "tfrecord", "packed")
 
@@ -124,7 +124,7 @@ def train(root, run, *more):
     words = ["--model", "resnet8", "--image-size", "24", "--batch-size", "5", "--epochs", "2"]
     words += ["--warmup-epoch", "0", "--device", "cpu", *more]
     code = main(["train", "--data-dir", str(root), "--run-dir", str(run), *words])
-    return code, json.loads((run / "summary.json").read_text()) if code == 0 else None
+    return code, read_result(run) if code == 0 else None
 
 
 @pytest.mark.parametrize("to", FORMS)
@@ -355,7 +355,7 @@ def test_a_folder_that_changes_while_it_is_trained_on_loses_those_images(tmp_pat
     (root / "train/fish/new.jpg").write_bytes(encode(photo(71)))
     said = process.communicate(timeout=120)
     assert process.returncode == 0, said
-    bad = json.loads((run / "summary.json").read_text())["bad_images"]
+    bad = read_result(run)["bad_images"]
     assert [line.partition(": ")[0] for line in bad] == [
         "train/cat/cat 000.jpg",
         "train/cat/cat 001.jpg",

@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.cli.main import main
 
-CONFIG, FAILED = 2, 1
+CONFIG = 2
 SPEC = """\
 speed:
   description: how fast

@@ -20,9 +20,7 @@ HOME = Path(phalanx.__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
+def here(empty_folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
 
 

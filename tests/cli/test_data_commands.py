@@ -11,11 +11,7 @@ from phalanx.cli.main import main
 from phalanx.data.fetch import PUBLISHED_FILES
 from phalanx.data.formats.sources import DATA_FORMATS
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from phalanx.data import fetch
 from phalanx.data.loading.loader import Loader
 from phalanx.data.transforms.transform import TransformSpec
 from phalanx.errors import ConfigError
-from small_runs import make_digits
+from small_runs import make_digits, read_result
 
 BASE = {
     "model": "resnet8",
@@ -100,7 +100,7 @@ def test_a_folder_without_a_split_gets_one(tmp_path, capsys):
     run = tmp_path / "run"
     words[-1:] = ["--run-dir", str(run), "--workers", "1"]
     assert main(["train", *words]) == 0
-    assert json.loads((run / "summary.json").read_text())["scored"] == plan["valid_images"]
+    assert read_result(run)["scored"] == plan["valid_images"]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_published_set_that_is_not_there_is_fetched_first(published, tmp_path,
     assert main(words) == 0
     said = capsys.readouterr().err
     assert "4 files downloaded to" in said and "all checksums match" in said
-    assert json.loads((run / "summary.json").read_text())["scored"] == 20
+    assert read_result(run)["scored"] == 20
     assert main([*words[:-1], str(tmp_path / "again")]) == 0
     assert "downloaded" not in capsys.readouterr().err, "it is there now"
 

@@ -11,6 +11,7 @@ from PIL import Image
 from phalanx.assemble.dataset_summary import Preprocessing
 from phalanx.cli.main import main
 from small_photos import encode, photo, write_photos
+from small_runs import read_result
 
 SMALL_RUN = [
     *("--model", "resnet8", "--image-size", "24", "--batch-size", "4", "--steps", "2"),
@@ -40,7 +41,7 @@ def train(photos, run, *more):
 
 
 def read_weights(run):
-    return json.loads((run / "summary.json").read_text())["weights_sha256"]
+    return read_result(run)["weights_sha256"]
 
 
 def test_a_run_keeps_its_rule(photos, tmp_path, capsys):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from phalanx.catalog.models import MODELS
 from phalanx.cli.main import main
 from phalanx.models.build import build_model
-from small_runs import small_run
+from small_runs import read_result, small_run
 
 CONFIG, CHECKPOINT = 2, 4
 GROUPED = {"norm_type": "group", "norm_num_groups": 4, "steps": 1}  # no running statistics
@@ -24,7 +24,7 @@ def weights_of(run: Path) -> Path:
 
 
 def sha_of(run: Path) -> str:
-    return json.loads((run / "summary.json").read_text())["weights_sha256"]
+    return read_result(run)["weights_sha256"]
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from small_layouts import (
     write_splits,
     write_tiny_imagenet,
 )
+from small_runs import read_result
 
 QUICK = ["--model", "resnet8", "--image-size", "32", "--batch-size", "4", "--workers", "0"]
 STEP = [*QUICK, "--steps", "1", "--warmup-epoch", "0", "--ckpts-per-epoch", "0", "--device", "cpu"]
@@ -105,7 +106,7 @@ def test_a_layout_is_listed_planned_and_trained_on(tmp_path, capsys, name):
     assert main(list(map(str, words))) == 0, capsys.readouterr().err
     plan = json.loads((run / "run.json").read_text())["plan"]
     assert (plan["train_images"], plan["valid_images"]) == (train, valid)
-    assert json.loads((run / "summary.json").read_text())["scored"] == valid
+    assert read_result(run)["scored"] == valid
     assert f"data: {described}" in (run / "log.txt").read_text()
 
 
@@ -317,7 +318,7 @@ def test_older_runs_keep_their_listing_and_their_split(tmp_path, capsys):
     words = ["train", "folder-resnet18", "--data-dir", str(root), "--run-dir", str(run), *STEP]
     words += ["--val-split", "25%", "--listing-rule", "1"]
     assert main(words) == 0
-    before = json.loads((run / "summary.json").read_text())
+    before = read_result(run)
     config = run / "config.yaml"
     lines = [line for line in config.read_text().splitlines(True) if "listing-rule" not in line]
     config.write_text("".join(lines))
@@ -325,7 +326,7 @@ def test_older_runs_keep_their_listing_and_their_split(tmp_path, capsys):
     (run / "summary.json").unlink()
     write_image(root / "cat/below/new.jpg")  # today it would be seen
     assert main(["train", "--resume", str(run)]) == 0, capsys.readouterr().err
-    after = json.loads((run / "summary.json").read_text())
+    after = read_result(run)
     assert after["weights_sha256"] == before["weights_sha256"]
     assert main(["train", "--resume", str(run), "--listing-rule", "2"]) == 2
     assert "the run was started with --listing-rule 1" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from phalanx.cli.main import main
 from phalanx.errors import DataError
 from phalanx.plan.order import Order
 from small_photos import CLASSES, write_photos
+from small_runs import read_result
 
 EACH, BATCH = 6, 3  # images of a class, images of a step
 JUNK, SOUND = b"no image", b"\xff\xd8\xff\xe0\x00\x10JF"  # how a file begins
@@ -55,7 +56,7 @@ def test_a_resume_may_put_up_with_more(run):
     assert main(["train", "--resume", str(run), "--max-bad", "2"]) == 0
     assert "max-bad: '2'" in (run / "config.yaml").read_text()
     assert json.loads((run / "run.json").read_text())["origins"]["max-bad"] == "flag at resume"
-    assert len(json.loads((run / "summary.json").read_text())["bad_images"]) == 2
+    assert len(read_result(run)["bad_images"]) == 2
     assert prepare_resume(run, {}).plan.max_bad == 2, "and so would the next one"
 
 

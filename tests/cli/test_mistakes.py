@@ -11,6 +11,8 @@ from phalanx.cli.main import main
 from phalanx.disk import quote_path
 from phalanx.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 CONFIG, DATA, CHECKPOINT = 2, 3, 4
 
 
@@ -18,12 +20,6 @@ def add_images(folder: str, count: int = 1) -> None:
     Path(folder).mkdir(parents=True)
     for number in range(count):
         Image.new("RGB", (16, 16), (number, 0, 0)).save(Path(folder) / f"{number}.png")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
 
 
 def files_here() -> list[Path]:

@@ -38,9 +38,9 @@ def build(classes):
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def here(empty_folder, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr("phalanx.catalog.plugins._LOADED", {})
     before = dict(MODELS)
     yield
     MODELS.clear()

@@ -12,7 +12,7 @@ from PIL import Image
 
 from phalanx.cli.main import main
 from phalanx.report.terminal import escape_text
-from small_runs import small_run
+from small_runs import read_result, small_run
 
 HOSTILE = "c\x1b[2J\x07\x7f\u009b\u202eb"
 STEERING = ("\x1b", "\x07", "\x7f", "\u009b", "\u202e")
@@ -139,7 +139,7 @@ def test_a_run_whose_output_does_not_fit_is_trained_and_is_code_6(digits, tmp_pa
         "phalanx train: standard output: could not be written (No space left on device); the run "
         f"continued to its end, and {tmp_path / 'run' / 'log.txt'} has what is missing here\n"
     )
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["finished"]
+    assert read_result(tmp_path / "run")["finished"]
     assert "valid top-1" in (tmp_path / "run" / "log.txt").read_text()
 
 

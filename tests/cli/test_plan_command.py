@@ -11,14 +11,10 @@ from phalanx.assemble.session import Session
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 QUICK = ("--no-memory", "--device", "cpu")
 FLOAT16 = ("--precision", "16.16", "--half-type", "float16", "--auto-loss-scaling")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
 
 
 @pytest.fixture

@@ -13,17 +13,13 @@ from phalanx.config.read import read_settings
 from phalanx.engine.step import MicroBatch
 from phalanx.models.step_memory import LiveBytes
 from phalanx.report.summary import read_summary
-from small_runs import run_phalanx, small_run
+from small_runs import read_result, run_phalanx, small_run
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 COUNT = 78_042  # weights of a ResNet-8 for ten classes
 COUNT_OF_NORMS = 672  # of these, which stay 32 bits wide
 MIB = 2**20
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
 
 
 @pytest.fixture
@@ -205,7 +201,7 @@ def test_a_report_sets_measured_beside_predicted(digits, tmp_path, memory, capsy
 def test_a_summary_from_before_still_opens(digits, tmp_path):
     run = tmp_path / "run"
     assert main(small_run(digits, run, steps=1)) == 0
-    values = json.loads((run / "summary.json").read_text())
+    values = read_result(run)
     assert set(values.pop("memory")) == {"predicted", "measured"}
     (run / "summary.json").write_text(json.dumps(values))
     assert read_summary(run).memory is None

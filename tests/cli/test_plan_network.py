@@ -7,15 +7,11 @@ import pytest
 from phalanx.cli.main import main
 from small_photos import write_photos
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 COUNT = 78_042  # weights of the demo's ResNet-8
 RATE = 0.1 * 0.95 * 1e9 / 8  # bytes a second of 0.1 Gbit/s that arrive
 FOUR = ("--device=cpu", "--replicas=4", "--devices=4", "--threads=1", "--network=0.1")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
 
 
 @pytest.fixture

@@ -7,16 +7,12 @@ import pytest
 
 from phalanx.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 COUNT = 78_042  # weights of a ResNet-8 for ten classes
 CHANNELS = 16 + 2 * 16 + 2 * 32 + 32 + 2 * 64 + 64  # of its batch norms: stem, blocks, shortcuts
 STATISTICS = 2 * 4 * CHANNELS  # a mean and a variance each
 RING = 2 * 3 / 4  # of what four ranks add up, each receives so much
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
 
 
 @pytest.fixture

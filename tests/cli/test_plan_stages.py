@@ -15,9 +15,7 @@ SPLITS = "--pipeline-splits=layer1/2,layer2/1,layer3/0"
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
+def here(empty_folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
 
 

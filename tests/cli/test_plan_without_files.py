@@ -11,16 +11,12 @@ from phalanx.config.presets import builtin_preset_folder
 from phalanx.config.read import read_settings
 from phalanx.errors import DataError
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 PRESETS = sorted(path.stem for path in builtin_preset_folder().glob("*.yaml"))
 ONLY_FILES_KNOW = ("folder", "tfrecord", "tar", "parquet", "packed")
 SYNSETS = ("n02100735", "n02119789", "n02123045")
 QUICK = ("--no-memory", "--device", "cpu")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
 
 
 @pytest.fixture

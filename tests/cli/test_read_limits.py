@@ -8,6 +8,7 @@ import yaml
 
 from phalanx.cli.main import main
 from small_photos import encode, photo, write_photos
+from small_runs import read_result
 
 LARGE = "200x100 pixels, over the 19,999 of --max-pixels"
 LIMIT = ["--max-pixels", "19999"]
@@ -36,7 +37,7 @@ def run(photos, tmp_path_factory):
 
 
 def bad_images(run):
-    return json.loads((run / "summary.json").read_text())["bad_images"]
+    return read_result(run)["bad_images"]
 
 
 def test_training_has_the_limit_and_keeps_it_in_its_run(run, capsys):
@@ -94,7 +95,7 @@ def test_a_run_of_before_the_limits_existed_goes_on(photos, tmp_path, capsys):
     path = tmp_path / "run"
     line = ["train", "--data-dir", str(photos), "--run-dir", str(path), *SMALL_RUN]
     assert main([*line, "--workers", "0"]) == 0
-    sha256 = json.loads((path / "summary.json").read_text())["weights_sha256"]
+    sha256 = read_result(path)["weights_sha256"]
     config = path / "config.yaml"
     kept = [text for text in config.read_text().splitlines(True) if "max-" not in text[:4]]
     config.write_text("".join(kept))
@@ -102,5 +103,5 @@ def test_a_run_of_before_the_limits_existed_goes_on(photos, tmp_path, capsys):
     shutil.rmtree(path / "checkpoints")  # which know the options, too
     (path / "summary.json").unlink()
     assert main(["train", "--resume", str(path)]) == 0
-    assert json.loads((path / "summary.json").read_text())["weights_sha256"] == sha256
+    assert read_result(path)["weights_sha256"] == sha256
     assert main(["data", "show", str(path), "--out", str(tmp_path / "batch.png")]) == 0

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from phalanx.cli.main import main
-from small_runs import run_phalanx, small_run
+from small_runs import read_result, run_phalanx, small_run
 from small_server import make_png, write_model
 
 
@@ -104,7 +104,7 @@ def test_the_whole_example_in_one_command(digits, tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["answered"] == 40 and found["failed"] == 0, "all validation images"
-    scored = json.loads((run / "summary.json").read_text())
+    scored = read_result(run)
     said = re.findall(r"^(exporting|serving|the server has stopped)", done.stderr, flags=re.M)
     assert said == ["exporting", "serving", "the server has stopped"]
     assert found["accuracy"]["n"] == 40

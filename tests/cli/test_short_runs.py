@@ -17,13 +17,9 @@ from phalanx.report.summary import read_summary
 from small_photos import write_photos
 from small_runs import make_digits
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 SMALL = {"data": "mnist", "image-size": "12", "batch-size": "16", "device": "cpu"}
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
 
 
 @pytest.fixture(scope="module")

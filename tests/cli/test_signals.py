@@ -142,7 +142,7 @@ def test_a_process_that_is_signalled_before_its_first_step(number, digits, tmp_p
 
 def test_an_average_that_was_stopped_is_made_by_the_same_command(finished, monkeypatch, capsys):
     with monkeypatch.context() as patch:
-        signal_instead_of(patch, "phalanx.assemble.average:score_checkpoint")
+        signal_instead_of(patch, "phalanx.assemble.average:score_target")
         assert main(["average", str(finished)]) == STOPPED
     assert "the run's checkpoints are intact" in capsys.readouterr().err
     assert main(["average", str(finished)]) == 0

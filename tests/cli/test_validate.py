@@ -21,7 +21,7 @@ from phalanx.cli.main import main
 from phalanx.engine.checkpoint_store import list_checkpoints, read_files, write_checkpoint_as
 from phalanx.plan.model import choose_image_size
 from small_photos import write_photos
-from small_runs import small_run
+from small_runs import read_result, small_run
 
 CONFIG, CHECKPOINT = 2, 4
 
@@ -217,9 +217,7 @@ def test_a_copy_without_links_keeps_its_best_checkpoint(peaked, tmp_path, capsys
     assert main(["train", "--resume", str(copy)]) == 0, capsys.readouterr().err
     assert "resumed at step 12" in capsys.readouterr().out
     assert (store / "best").is_symlink() and (store / "step-00000012").is_dir()
-    hashes = [
-        json.loads((r / "summary.json").read_text())["weights_sha256"] for r in (copy, peaked)
-    ]
+    hashes = [read_result(r)["weights_sha256"] for r in (copy, peaked)]
     assert hashes[0] == hashes[1]
 
 

@@ -21,18 +21,14 @@ from phalanx.plan.machine_choice import MachineChoice
 from phalanx.plan.pipeline import count_stages, needs_splits
 from phalanx.plan.plan import DatasetCounts, Plan, make_plan
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 ENTRIES = read_old_configs()
 DEFAULTS = Config().flat()
 IMAGENET = DatasetCounts(train_images=1_281_167, valid_images=50_000, classes=1000)
 ON_A_GPU = MachineChoice(device="cuda", precision="16.16", threads=1)
 NO_SPLITS = "tf1/mk2_efficientnet_b4_16ipus_base"  # it could not be trained there, either
 TRAINED = [name for name in ENTRIES if name != NO_SPLITS]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
 
 
 def plan_whole(name: str) -> Plan:

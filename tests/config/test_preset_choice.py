@@ -9,6 +9,8 @@ from phalanx.errors import ConfigError
 from phalanx.plan.machine_choice import MachineChoice
 from phalanx.plan.plan import DatasetCounts, make_plan
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 COUNTS = DatasetCounts(train_images=1_281_167, valid_images=50_000, classes=1000)
 ON_THE_CPU = MachineChoice(device="cpu", precision="32.32", threads=1)
 PHOTOGRAPHS = ("folder", "tfrecord", "tar", "parquet", "packed")
@@ -38,12 +40,6 @@ OTHERS = {
     ("imagenet", "airbench94"): "folder-resnet18",
     ("imagenet", "efficientnet_cifar"): "folder-resnet18",
 }
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
 
 
 @pytest.mark.parametrize("data", DATASETS)

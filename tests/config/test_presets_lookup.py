@@ -19,9 +19,7 @@ from phalanx.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
+def here(empty_folder):
     Path("presets").mkdir()
 
 

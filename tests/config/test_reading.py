@@ -16,9 +16,7 @@ PRESETS = sorted(path.stem for path in builtin_preset_folder().glob("*.yaml"))
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
+def here(empty_folder):
     Path("presets").mkdir()
 
 

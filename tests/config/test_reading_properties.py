@@ -38,9 +38,7 @@ ANY_VALUE = st.recursive(
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
+def here(empty_folder):
     Path("presets").mkdir()
 
 

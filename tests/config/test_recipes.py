@@ -22,6 +22,8 @@ from phalanx.plan.machine_choice import MachineChoice
 from phalanx.plan.pipeline import count_stages
 from phalanx.plan.plan import DatasetCounts, Plan, make_plan
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 APPLICATIONS = ("pl", "tf1", "tf2", "pa")
 IMAGENET = DatasetCounts(train_images=1_281_167, valid_images=50_000, classes=1000)
 CIFAR10 = DatasetCounts(train_images=50_000, valid_images=10_000, classes=10)
@@ -217,12 +219,6 @@ UPDATES = {
     "pl-efficientnet-b4-g1": Update("rmsprop_tf", 0.9, 1e-5, 0.1, "all", 128, "16.16"),
     "pa-resnet20": Update("sgd", 0, 0, 0, "all", 1, "16.16"),
 }
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
 
 
 def plan_whole(config: Config) -> Plan:

@@ -8,11 +8,7 @@ import pytest
 from phalanx.config.read import read_settings
 from phalanx.errors import ConfigError
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def read_yaml(text: str | bytes, **flags: str):

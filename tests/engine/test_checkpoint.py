@@ -31,7 +31,7 @@ from phalanx.errors import CheckpointError, DiskError, DivergedError
 from phalanx.models.build import build_model, initialise_weights
 from phalanx.optim.build import OptimSettings, build_optimizer
 from phalanx.optim.update import update_weights
-from small_runs import run_phalanx, small_run
+from small_runs import read_result, run_phalanx, small_run
 
 FILES = {"facts.json": b"{}", "weights.safetensors": b"w" * 100}
 
@@ -275,7 +275,7 @@ def test_resume_names_a_damaged_checkpoint_and_the_way_around(digits, tmp_path, 
     assert "weights.safetensors" in message and f"Remove {newest}" in message
     shutil.rmtree(newest)
     assert main(["train", "--resume", str(run)]) == 0
-    same = json.loads((run / "summary.json").read_text())["weights_sha256"]
+    same = read_result(run)["weights_sha256"]
     assert same == json.loads(weights)["weights_sha256"]
 
 
@@ -283,7 +283,7 @@ def test_no_checkpoints_when_none_are_asked_for(digits, tmp_path, capsys):
     run = tmp_path / "run"
     assert main(small_run(digits, run, ckpts_per_epoch=0)) == 0
     assert not list_checkpoints(run / "checkpoints")
-    assert json.loads((run / "summary.json").read_text())["checkpoint"] is None
+    assert read_result(run)["checkpoint"] is None
     assert main(["validate", str(run)]) == CheckpointError.exit_code
     assert "has no checkpoint" in capsys.readouterr().err
 
@@ -291,7 +291,7 @@ def test_no_checkpoints_when_none_are_asked_for(digits, tmp_path, capsys):
 def test_keep_and_best(digits, tmp_path):
     run = tmp_path / "run"
     assert main(small_run(digits, run, epochs=6, ckpts_per_epoch=1, keep=1)) == 0
-    summary = json.loads((run / "summary.json").read_text())
+    summary = read_result(run)
     kept = {path.name for path in list_checkpoints(run / "checkpoints")}
     best = f"step-{summary['best']['step']:08d}"
     assert kept == {"step-00000036", best}

@@ -11,7 +11,7 @@ from phalanx.cli.main import main
 from phalanx.engine.evaluate import ValidBatch, evaluate
 from phalanx.engine.step import StepOptions
 from phalanx.errors import DataError
-from small_runs import small_run
+from small_runs import read_result, small_run
 
 RULE = StepOptions(label_smoothing=0.0, device_type="cpu", half=None)
 
@@ -100,7 +100,7 @@ def scores(capsys, *words):
 
 
 def test_a_score_does_not_depend_on_batch_size_or_workers(trained, capsys):
-    summary = json.loads((trained / "summary.json").read_text())
+    summary = read_result(trained)
     for size in (1, 7, 16, 39, 40, 41, 1000):
         (row,) = scores(capsys, trained, "--checkpoint=last", "--valid-batch-size", size)
         assert row["scored"] == 40

@@ -21,7 +21,6 @@ from phalanx.engine.mixing import (
     weight_targets_by_area,
 )
 from phalanx.engine.mixing import WeightedLabels as Goal
-from phalanx.engine.step import MicroBatch
 from phalanx.plan.draws import draw_beta
 
 
@@ -33,8 +32,7 @@ class Mixed(NamedTuple):
 
 
 def mix_batch(images, labels, *, first, seed, mixing):
-    batch = MicroBatch(images, labels, first)
-    mix = draw_mix(batch, first=first, seed=seed, mixing=mixing)
+    mix = draw_mix(images, labels, first=first, seed=seed, mixing=mixing)
     return Mixed(mix_images(images, mix), mix_labels(labels, mix))
 
 

@@ -1,7 +1,6 @@
 """--engine lightning: a run that Lightning's Trainer drives is the run of the native loop."""
 
 import csv
-import json
 import logging
 import os
 import signal
@@ -16,14 +15,10 @@ from phalanx.cli.main import main
 from phalanx.errors import ConfigError
 from phalanx.lightning.package import import_lightning
 from phalanx.plan import machine_choice
-from small_runs import run_phalanx, small_run, start_phalanx
+from small_runs import read_result, run_phalanx, small_run, start_phalanx
 
 CLOCK_COLUMNS = {"images_per_second", "data_wait"}
 RECORDS = ("metrics.jsonl", "validation.csv", "predictions.csv")
-
-
-def read_summary(run: Path) -> dict:
-    return json.loads((run / "summary.json").read_text())
 
 
 def read_training(run: Path) -> list[dict]:
@@ -35,14 +30,14 @@ def read_training(run: Path) -> list[dict]:
 
 
 def assert_same_run(a: Path, b: Path) -> None:
-    assert read_summary(a)["weights_sha256"] == read_summary(b)["weights_sha256"]
+    assert read_result(a)["weights_sha256"] == read_result(b)["weights_sha256"]
     for name in RECORDS:
         assert (a / name).read_bytes() == (b / name).read_bytes(), name
     assert read_training(a) == read_training(b)
     names = [sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (a, b)]
     assert names[0] == names[1]
     for key in ("steps", "images", "scored", "top1", "top5", "best", "checkpoint"):
-        assert read_summary(a)[key] == read_summary(b)[key], key
+        assert read_result(a)[key] == read_result(b)[key], key
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +83,7 @@ def test_folding_accumulation_precision_and_averages_are_the_same(digits, tmp_pa
         run = tmp_path / engine
         given = {**options, "validation": "false", "ckpts_per_epoch": 0}
         assert main(small_run(digits, run, engine=engine, **given)) == 0
-        found.add(read_summary(run)["weights_sha256"])
+        found.add(read_result(run)["weights_sha256"])
     assert len(found) == 1
 
 
@@ -192,5 +187,5 @@ def test_two_ranks_train_the_same_with_both_engines(digits, tmp_path, layout):
         words = small_run(digits, tmp_path / engine, engine=engine, devices=2, **layout)
         done = run_phalanx(*words)
         assert done.returncode == 0, done.stderr
-        found.add(read_summary(tmp_path / engine)["weights_sha256"])
+        found.add(read_result(tmp_path / engine)["weights_sha256"])
     assert len(found) == 1

@@ -19,7 +19,7 @@ from phalanx.lightning.optimizer import add_decays
 from phalanx.lightning.package import import_lightning
 from phalanx.lightning.recipe import Recipe
 from phalanx.optim.build import OptimSettings, build_optimizer
-from small_runs import small_run
+from small_runs import read_result, small_run
 
 pl = import_lightning()
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:(pytorch_)?lightning")
@@ -80,7 +80,7 @@ def test_one_process_trains_and_scores_to_the_bits_of_our_own_loop(digits, tmp_p
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
-    score = json.loads((run / "summary.json").read_text())
+    score = read_result(run)
     assert trainer.callback_metrics["val_images"] == score["scored"] == 40
     assert float(trainer.callback_metrics["val_top1"]) == pytest.approx(score["top1"], abs=1e-6)
     assert positions.epochs == {0: [*range(96)], 1: [*range(96, 192)]}

@@ -76,7 +76,7 @@ def save_session(session: Session, folder: Path) -> None:
         folder,
         keep=1,
         run_facts={"norm_layout": "contiguous"},
-        writes=context.role.writes,
+        writes=context.is_first_rank,
         consensus=context.consensus,
     )
     saver.save(session.state)

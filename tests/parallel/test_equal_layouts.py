@@ -1,6 +1,5 @@
 """One result on any layout: folded into one process, or on several ranks."""
 
-import json
 import signal
 import time
 from dataclasses import replace
@@ -18,7 +17,7 @@ from equal_layouts import (
     measure,
 )
 
-from small_runs import run_phalanx, small_run, start_phalanx
+from small_runs import read_result, run_phalanx, small_run, start_phalanx
 
 QUICK_STRICT = ("EMA, clipping, cutmix, label smoothing, several buckets", "`adamw`")
 QUICK_SPANS = ("`--bn-span 1`", "`--bn-span 4`")
@@ -85,7 +84,7 @@ def test_a_run_that_moves_from_four_ranks_to_two_to_one(digits, tmp_path):
     assert done.returncode == 0, done.stderr
     for name in ("metrics.jsonl", "validation.csv", "predictions.csv"):
         assert (folded / name).read_bytes() == (moved / name).read_bytes()
-    a, b = (json.loads((run / "summary.json").read_text()) for run in (folded, moved))
+    a, b = (read_result(run) for run in (folded, moved))
     for key in ("weights_sha256", "steps", "images", "scored", "top1", "top5", "best"):
         assert a[key] == b[key], key
     newest = sorted((folded / "checkpoints").iterdir())[-1].relative_to(folded)

@@ -1,12 +1,10 @@
 """Runs whose model is cut into stages, from the outside: kills, moves and scores."""
 
-import json
-
 import pytest
 from launched_runs import Launched, assert_same_result, kill
 from test_equal_layouts import stop_at_step
 
-from small_runs import make_digits, run_phalanx, small_run
+from small_runs import make_digits, read_result, run_phalanx, small_run
 
 OPTIONS = {
     "epochs": 12,
@@ -72,7 +70,5 @@ def test_a_fork_in_16_bits_begins_with_all_its_stages(digits, tmp_path):
         *("train", "--fork", run, "--run-dir", fork, "--epochs", "2", "--devices", "2")
     )
     assert done.returncode == 0, done.stderr
-    before, after = (
-        json.loads((path / "summary.json").read_text())["numerics"] for path in (run, fork)
-    )
+    before, after = (read_result(path)["numerics"] for path in (run, fork))
     assert before["updates_lost"] is not None and after["updates_lost"] is not None

@@ -9,15 +9,11 @@ from phalanx.config.read import Settings, read_settings
 from phalanx.errors import ConfigError
 from phalanx.plan.plan import DatasetCounts, Plan
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 PRESETS = sorted(path.stem for path in builtin_preset_folder().glob("*.yaml"))
 NOT_TRAINED = "tf1/mk2_efficientnet_b4_16ipus_base"  # it has no splits
 OLD = sorted({preset.full_name for preset in iterate_old_presets()} - {NOT_TRAINED})
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
 
 
 def fitted(preset: str, images: int | None = None, **flags: object) -> tuple[Settings, Plan]:

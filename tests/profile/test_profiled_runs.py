@@ -11,7 +11,7 @@ import pytest
 
 from phalanx.__main__ import main
 from phalanx.ranges import RANGES
-from small_runs import run_phalanx, small_run
+from small_runs import read_result, run_phalanx, small_run
 
 STEPS = 13  # two are timed: the first of them is the one to look at
 UNITS = ["stem", "layer1/0", "layer2/0", "layer3/0", "head"]
@@ -21,7 +21,7 @@ def train(digits: Path, run: Path, **options: object) -> dict:
     given = {"model": "resnet8", "steps": STEPS, "validation": "false", "ckpts-per-epoch": 0}
     words = small_run(digits, run, **{**given, **options})
     assert main([word for word in words if word != "--epochs=3"]) == 0
-    return json.loads((run / "summary.json").read_text())
+    return read_result(run)
 
 
 def read_summary(run: Path) -> dict:
@@ -41,10 +41,6 @@ def test_a_profile_changes_no_bit_and_is_off_by_default(digits, tmp_path, full_r
     assert without["weights_sha256"] == read_result(full_run)["weights_sha256"]
     assert not (tmp_path / "off" / "profile").exists()
     assert not RANGES.are_recorded
-
-
-def read_result(run: Path) -> dict:
-    return json.loads((run / "summary.json").read_text())
 
 
 def test_the_profiled_step_is_the_first_timed_one_and_counts_for_no_speed(

@@ -13,13 +13,9 @@ from phalanx.sweep.check import read_sweep
 from phalanx.sweep.schema import KEYS, Choice, Range, count_points, iterate_points
 from small_sweeps import WIDE, read_text, write_sweep
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 GOOD = "search:\n  lr: [0.1, 0.2]\ntrials: 2\n"
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATA_DIR", raising=False)
 
 
 def refused(folder, text: str) -> list[str]:

@@ -22,7 +22,7 @@ from phalanx.sweep.check import read_sweep
 from phalanx.sweep.process import TrialProcess, open_trial_log, read_trial_scores
 from phalanx.sweep.runner import lock_sweep
 from phalanx.sweep.state import Trial, create_sweep
-from small_runs import small_run, start_phalanx
+from small_runs import read_result, small_run, start_phalanx
 from small_sweeps import write_sweep
 
 STOPPED = 75
@@ -166,10 +166,7 @@ def test_stopped_and_killed_a_sweep_ends_as_if_it_had_not_been(straight, file, t
 
     assert main(["sweep", "--resume", str(folder)]) == 0
     assert what_came_out(folder) == what_came_out(straight)[:2]
-    sums = [
-        json.loads((run / "trial-000" / "summary.json").read_text())["weights_sha256"]
-        for run in (folder, straight)
-    ]
+    sums = [read_result(run / "trial-000")["weights_sha256"] for run in (folder, straight)]
     assert sums[0] == sums[1], "the stopped trial went on bit for bit"
     assert "resumed at step" in (folder / "trial-000.log").read_text()
 

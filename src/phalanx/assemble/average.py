@@ -9,7 +9,7 @@ from typing import Any
 from safetensors.torch import load as tensors_from_bytes
 from torch import Tensor
 
-from phalanx.assemble.score import ScoredModel, open_checkpoint, score_checkpoint
+from phalanx.assemble.score import ScoredModel, open_checkpoint, score_target
 from phalanx.assemble.scoring_target import (
     ScorableCheckpoint,
     find_checkpoint,
@@ -56,7 +56,7 @@ def average_run(folder: RunFolder, averaging: Averaging, flags: Mapping[str, str
     steps = [parse_step(checkpoint) for checkpoint in checkpoints]
     account = {**asdict(averaging), "count": len(checkpoints), "steps": steps}
     average = read_checkpoint(_write_average(newest, checkpoints, averaging, account), flags)
-    scores = score_checkpoint(newest), score_checkpoint(average)
+    scores = score_target(newest), score_target(average)
     both = AverageScore(account=account, newest=scores[0].row, average=scores[1].row)
     write_average_score(folder.path, both)
     paths = newest.start.checkpoint, average.start.checkpoint

@@ -21,7 +21,7 @@ from phalanx.plan.plan import Plan
 from phalanx.report.folder import RunFolder, format_json, read_json_object
 from phalanx.report.records import Records, read_metrics
 from phalanx.report.terminal import escape_name
-from phalanx.units import format_plural
+from phalanx.units import format_plural, format_some
 
 if TYPE_CHECKING:
     from phalanx.assemble.feed import StepImage
@@ -41,10 +41,9 @@ def describe_step_images(images: "Sequence[StepImage]") -> str:
     """The first few images by name, label and position."""
     words = [
         f"{image.name} (label {image.label}, position {image.position:,} of the stream)"
-        for image in images[:_SHOWN]
+        for image in images
     ]
-    more = f" and {len(images) - _SHOWN:,} more" if len(images) > _SHOWN else ""
-    return escape_name(", ".join(words) + more)
+    return escape_name(format_some(words, _SHOWN))
 
 
 def finding_to_json(finding: "NonFiniteFinding", images: "Sequence[StepImage]") -> dict[str, Any]:
@@ -100,7 +99,6 @@ class BlackBox:
     session: "Session"
     records: Records
     probe: "Probe | None"  # observes every module in every step, with --fp-exceptions
-    writes: bool = True  # whether this process writes the run folder
     cause: dict[str, Any] | None = None  # of the step that was diagnosed
 
     def diagnose(self, metrics: "StepMetrics") -> str:
@@ -136,7 +134,7 @@ class BlackBox:
         read_metrics: returns the metrics of steps that were not read yet. write_metrics: adds the
         metrics of consecutive steps to the records.
         """
-        if not self.writes:
+        if not self.session.rank_context.is_first_rank:
             yield
             return
         remove_quietly(self.prepared.run.path / _BLACKBOX)

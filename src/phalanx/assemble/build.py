@@ -155,7 +155,7 @@ def prepare_kernels(model: nn.Module, plan: Plan, context: RankContext, store: C
     for size in (plan.image_size, *(size for _, size in plan.growth)):
         images = torch.zeros(rows, 3, size, size, device=device, dtype=half)
         tune_kernels(model, images.to(memory_format=torch.channels_last), half=half)
-    store.save(context.gather, writes=context.role.writes)
+    store.save(context.gather, writes=context.is_first_rank)
 
 
 def build_optim_settings(config: Config) -> OptimSettings:

@@ -29,7 +29,7 @@ from phalanx.units import RunLength, format_plural, parse_pair
 
 if TYPE_CHECKING:  # imported in functions: a plan without data does not need them
     from phalanx.data.formats.image_file import ReadLimits
-    from phalanx.data.formats.sources import Source, Split
+    from phalanx.data.formats.sources import Split
     from phalanx.data.layouts.listing import LayoutOptions
     from phalanx.data.loading.reader import InputSpec
     from phalanx.data.transforms.transform import TransformSpec
@@ -58,7 +58,7 @@ def inspect_dataset(config: Config) -> DatasetSummary:
     """The summary of a config's dataset: images and classes are counted, files fingerprinted."""
     if config.data.data in RANDOM_DATASETS:
         return summarise_random_dataset(config)
-    from phalanx.data.formats.detect import count_ignored
+    from phalanx.data.formats.detect import count_ignored, find_image_bytes, has_boxes
     from phalanx.data.formats.index import IndexedSource
     from phalanx.data.formats.sources import DATA_FORMATS, ValSplit, open_source
     from phalanx.data.verify.manifest import find_manifest
@@ -96,8 +96,8 @@ def inspect_dataset(config: Config) -> DatasetSummary:
             for split, source in sources.items()
             if isinstance(source, IndexedSource)
         },
-        image_bytes=_find_image_bytes(sources["train"]),
-        has_boxes=_has_boxes(sources["train"]),
+        image_bytes=find_image_bytes(sources["train"]),
+        has_boxes=has_boxes(sources["train"]),
         manifest=manifest,
         layout="; ".join(_describe_data(config, len(sources.get("valid", ())))),
         ignored=count_ignored(sources.values()),
@@ -140,19 +140,6 @@ def build_layout_options(config: Config) -> "LayoutOptions":
         class_from=data.class_from,
         labels=data.labels,
     )
-
-
-def _find_image_bytes(source: "Source") -> float | None:
-    """The mean size of a stored image, if there is an index; bad images have no size."""
-    index = getattr(source, "index", None)
-    known = None if index is None else index.sizes[index.sizes > 0]
-    return float(known.mean()) if known is not None and len(known) else None
-
-
-def _has_boxes(source: "Source") -> bool:
-    """Whether any image has a bounding box."""
-    index = getattr(source, "index", None)  # a plugin's source may have boxes without an index
-    return hasattr(source, "box") if index is None else index.boxes is not None
 
 
 def summarise_random_dataset(config: Config) -> DatasetSummary:

@@ -34,7 +34,7 @@ from phalanx.parallel.sync_norm import synchronise_norms
 from phalanx.parallel.watchdog import Watchdog
 from phalanx.plan.layout import Layout
 from phalanx.plan.plan import Plan
-from phalanx.plan.share import Role, Share
+from phalanx.plan.share import Share
 from phalanx.profile.step_profiler import ProfileSpec, StepProfiler
 
 _SPANS_SHOWN = 4
@@ -93,9 +93,9 @@ class RankContext:
         return f", rank {self.rank} of {self.layout.ranks}{stage}"
 
     @property
-    def role(self) -> Role:
-        """Whether it writes and prints for the run."""
-        return Role(writes=self.rank == 0, prints=self.rank == 0)
+    def is_first_rank(self) -> bool:
+        """Whether it is the rank that writes the run folder and prints."""
+        return self.rank == 0
 
     def refuse_drift(self, state: TrainState) -> None:
         """Raise NetworkError if the weights of ranks, which make the same updates, differ."""

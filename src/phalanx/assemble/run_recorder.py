@@ -6,7 +6,6 @@ from phalanx.assemble.feed import Feed
 from phalanx.engine.evaluate import Score
 from phalanx.engine.state import StepMetrics, Throughput, TrainState
 from phalanx.plan.plan import Plan
-from phalanx.plan.share import Role
 from phalanx.report.console import Console
 from phalanx.report.predictions import (
     Prediction,
@@ -20,7 +19,7 @@ from phalanx.trackers.processes import Trackers
 
 
 class RunRecorder:
-    """Writes the records of one run and prints them, as far as this process's role allows."""
+    """Prints what happens in a run; writes it to the records, too, in the process that `writes`."""
 
     def __init__(
         self,
@@ -30,12 +29,12 @@ class RunRecorder:
         plan: Plan,
         feed: Feed,
         classes: Sequence[str],
-        role: Role,
+        writes: bool,
         trackers: Trackers,
     ) -> None:
         self._trackers = trackers
         self._records, self._console, self._plan = records, console, plan
-        self._feed, self._classes, self._writes = feed, classes, role.writes
+        self._feed, self._classes, self._writes = feed, classes, writes
         self._warned: set[str] = set()
 
     def on_step(self, step: int) -> None:

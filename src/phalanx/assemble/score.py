@@ -71,7 +71,7 @@ def open_untrained_model(
 
 
 def open_target(
-    target: Target, ranks: Ranks | None = None, *, random_images: int | None = None
+    target: Target, ranks: Ranks | None, *, random_images: int | None = None
 ) -> Session:
     """The session of a checkpoint or an untrained model."""
     if isinstance(target, Settings):
@@ -92,20 +92,33 @@ class ScoredModel(NamedTuple):
         return median(self.rates[1:] or self.rates)
 
 
-def score(session: Session, *, step: int = 0, passes: int = 1) -> ScoredModel:
-    """Score a model on the validation images, and close the session.
+def score_target(target: Target, *, passes: int = 1, ranks: Ranks | None = None) -> ScoredModel:
+    """Score a checkpoint or an untrained model on the validation images.
 
     passes: how often to score all images, more than once only to measure the speed. With several
     ranks, each scores its share, and all get the whole score.
     """
-    with session:
+    step = 0 if isinstance(target, Settings) else target.start.facts["state"]["step"]
+    done = 0
+
+    def watched_batches() -> Iterator[ValidBatch]:
+        nonlocal done
+        for batch in feed.validation_batches():
+            done += 1
+            beat()
+            yield batch
+
+    def describe() -> str:
+        return f"its share of a score, after {done:,} of its batches"
+
+    with open_target(target, ranks) as session:
         feed, rates, gather = session.scoring_feed, [], session.rank_context.gather
-        with _watch_ranks(session) as beat:
+        with watch_ranks(session, describe) as beat:
             _refuse_differences(session)
             for _ in range(passes):
                 gather(None)  # ranks start together
                 began = time.perf_counter()
-                found = session.evaluate(beat(batch) for batch in feed.validation_batches())
+                found = session.evaluate(watched_batches())
                 assert isinstance(found, Score)
                 slowest = max(gather(time.perf_counter() - began))
                 rates.append(found.scored / slowest)
@@ -125,36 +138,24 @@ def _refuse_differences(session: Session) -> None:
 
 
 @contextmanager
-def _watch_ranks(session: Session) -> Iterator[Callable[[ValidBatch], ValidBatch]]:
-    """Context that ends the process if it waits too long for other ranks between batches."""
-    ranks, done = session.rank_context.ranks, 0
+def watch_ranks(session: Session, describe: Callable[[], str]) -> Iterator[Callable[[], None]]:
+    """Context that ends the process if other ranks delay it too long between two calls.
+
+    describe: what it is doing, for the message.
+    """
+    ranks = session.rank_context.ranks
     if ranks is None:
-        yield lambda batch: batch
+        yield lambda: None
         return
-
-    def beat(batch: ValidBatch) -> ValidBatch:
-        nonlocal done
-        done += 1
-        watchdog.beat()
-        return batch
-
     watchdog = Watchdog(
         session.config.machine.rank_timeout,
-        lambda: f"its share of a score, after {done:,} of its batches",
+        describe,
         rank=ranks.rank,
         ranks=ranks.size,
         report=None,
     )
     with watchdog:
-        yield beat
-
-
-def score_checkpoint(
-    checkpoint: ScorableCheckpoint, *, passes: int = 1, ranks: Ranks | None = None
-) -> ScoredModel:
-    """Score a checkpoint on the validation images."""
-    step = checkpoint.start.facts["state"]["step"]
-    return score(open_checkpoint(checkpoint, ranks), step=step, passes=passes)
+        yield watchdog.beat
 
 
 @dataclass(frozen=True)

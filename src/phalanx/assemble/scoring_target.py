@@ -48,7 +48,7 @@ class ScorableCheckpoint:
 
     start: StartingPoint
     settings: Settings
-    choice: str = ""  # which of its run's checkpoints it is, in words; empty if the user named it
+    choice: str  # which of its run's checkpoints it is, in words; empty if the user named it
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -36,9 +36,7 @@ def prepare_torch(plan: Plan, *, local_rank: int = 0) -> torch.device:
     return device
 
 
-def find_scoring_device(
-    config: Config, device: torch.device, *, local_rank: int = 0
-) -> torch.device:
+def find_scoring_device(config: Config, device: torch.device, *, local_rank: int) -> torch.device:
     """The device that scores during training; the training device unless the option names one.
 
     The named devices are assigned to ranks in turn: a single one serves them all.

@@ -38,7 +38,6 @@ from phalanx.engine.checkpoint_store import (
     prune_checkpoints,
     read_files,
 )
-from phalanx.engine.consensus import Consensus
 from phalanx.engine.evaluate import Score, ValidBatch
 from phalanx.engine.probe import Probe
 from phalanx.engine.state import Throughput, TrainState
@@ -49,7 +48,6 @@ from phalanx.parallel.ranks import Ranks
 from phalanx.parallel.watchdog import Watchdog
 from phalanx.plan.averaging import build_averaging, count_kept_checkpoints
 from phalanx.plan.layout import describe_devices, describe_layout
-from phalanx.plan.share import Role
 from phalanx.profile.step_profiler import StepProfiler
 from phalanx.report.console import Console
 from phalanx.report.records import Records, read_averaged_top1, read_scores
@@ -59,7 +57,7 @@ from phalanx.report.terminal import escape_name
 from phalanx.signals import StopRequest, listen_for_signals
 from phalanx.trackers.choice import choose_trackers
 from phalanx.trackers.processes import Trackers, track_run
-from phalanx.units import format_plural
+from phalanx.units import format_plural, format_some
 
 _IMAGES_SHOWN = 6
 
@@ -75,18 +73,20 @@ class TrainingRun:
     saver: CheckpointSaver
     black_box: BlackBox
     stop: StopRequest
-    role: Role
-    consensus: Consensus
     watchdog: Watchdog | None  # if there are several ranks
     profiler: StepProfiler | None  # with --profile
     trackers: Trackers
+
+    @property
+    def context(self) -> RankContext:
+        """The rank of this process."""
+        return self.session.rank_context
 
 
 def train(
     prepared: PreparedRun,
     *,
     stream: TextIO | None = None,
-    role: Role | None = None,
     ranks: Ranks | None = None,
     fit: Fit = fit,
 ) -> Summary | None:
@@ -96,13 +96,12 @@ def train(
     summary, others None.
     """
     context = build_rank_context(prepared.plan, ranks)
-    role = role or context.role
     with ExitStack() as stack:
-        if role.writes:
+        if context.is_first_rank:
             stack.enter_context(prepared.run.lock())
         try:
-            prepared = _share_starting_point(prepared, context, role)
-            training = open_training(prepared, stack, stream=stream, role=role, ranks=ranks)
+            prepared = _share_starting_point(prepared, context)
+            training = open_training(prepared, stack, stream=stream, ranks=ranks)
             _prepare_start(training)
         except UserError:
             stack.close()
@@ -110,14 +109,14 @@ def train(
                 prepared.run.discard()
             raise
         _print_start(training)
-        if role.writes:
+        if context.is_first_rank:
             shown = choose_trackers(prepared.config), training.console.print
             stack.enter_context(track_run(training.trackers, prepared.run, *shown))
         _run_loop(training, fit)
         training.session.state.load_mean_statistics()
         _collect_findings(training)
         end = gather_run_end(training.session)
-        if not role.writes:
+        if not context.is_first_rank:
             return None
         _average_last_checkpoints(training)
         summary = _write_results(training, end)
@@ -125,14 +124,14 @@ def train(
     return summary
 
 
-def _share_starting_point(prepared: PreparedRun, context: RankContext, role: Role) -> PreparedRun:
+def _share_starting_point(prepared: PreparedRun, context: RankContext) -> PreparedRun:
     """The run with the starting point that the rank that writes has found."""
-    if role.writes:
+    if context.is_first_rank:
         prepared = finish_preparing(prepared)
     start = prepared.start
     own = start.checkpoint if start is not None and start.use == "resume" else None
     first = context.gather(own)[0]
-    if not role.writes:
+    if not context.is_first_rank:
         prepared = replace(prepared, start=find_starting_point(first, prepared.run))
     if context.ranks is not None:
         context.ranks.refuse_differences(digest_run(prepared))
@@ -143,38 +142,37 @@ def open_training(
     prepared: PreparedRun,
     stack: ExitStack,
     *,
-    stream: TextIO | None = None,
-    role: Role | None = None,
+    stream: TextIO | None,
     ranks: Ranks | None = None,
 ) -> TrainingRun:
     """Open all parts of a training run; the stack closes them."""
     run, plan, config = prepared.run, prepared.plan, prepared.config
-    role = role or Role()
-    if not role.prints:
+    start, classes = prepared.start, prepared.dataset.classes
+    session = Session(config, plan, start=start, classes=classes, ranks=ranks, folder=run.path)
+    stack.enter_context(session)
+    context = session.rank_context
+    if not context.is_first_rank:
         stream = stack.enter_context(open(os.devnull, "w"))  # noqa: SIM115 - closed by the stack
     console = Console(
         total_steps=plan.total_steps,
         epochs=plan.epochs,
-        log_file=run.log if role.writes else None,
+        log_file=run.log if context.is_first_rank else None,
         stream=stream,
     )
-    start, classes = prepared.start, prepared.dataset.classes
-    session = Session(config, plan, start=start, classes=classes, ranks=ranks, folder=run.path)
-    stack.enter_context(session)
-    records, consensus = Records(run.path), session.rank_context.consensus
+    records = Records(run.path)
     stack.callback(records.flush)  # so that a diverged run has its last steps on disk
     saver = CheckpointSaver(
         run.checkpoints,
         # checkpoints that are scored after training are kept until then
         keep=sys.maxsize if plan.scores_after else count_kept_checkpoints(config),
         run_facts=gather_run_facts(prepared, session),
-        writes=role.writes,
-        consensus=consensus,
+        writes=context.is_first_rank,
+        consensus=context.consensus,
     )
     probe = Probe(session.model) if config.machine.fp_exceptions else None
     session.feed  # noqa: B018 - opened now, to report unreadable data before the first line
     stack.enter_context(console)
-    profiler = build_profiler(session.rank_context, prepared, session.state, say=console.print)
+    profiler = build_profiler(context, prepared, session.state, say=console.print)
     if profiler is not None:
         stack.callback(profiler.close)
     return TrainingRun(
@@ -183,11 +181,9 @@ def open_training(
         records=records,
         console=console,
         saver=saver,
-        black_box=BlackBox(prepared, session, records, probe, writes=role.writes),
+        black_box=BlackBox(prepared, session, records, probe),
         stop=StopRequest(),
-        role=role,
-        consensus=consensus,
-        watchdog=build_watchdog(session.rank_context, prepared, lambda: session.state.step),
+        watchdog=build_watchdog(context, prepared, lambda: session.state.step),
         profiler=profiler,
         trackers=Trackers(partial(read_memory_shares, session.device)),
     )
@@ -205,12 +201,12 @@ def _prepare_start(training: TrainingRun) -> None:
         feed.restore_checksums(state.image_checksums)
         if session.valid_feed is not feed:
             session.valid_feed.restore_checksums(state.image_checksums)
-    elif training.role.writes:
+    elif training.context.is_first_rank:
         accepted = [*prepared.run.facts.get("accepted_changed_data", []), state.step]
         prepared.run.update_facts(accepted_changed_data=accepted)
     if state.step == prepared.plan.total_steps:
         state.scores.pop(state.step, None)  # killed before the summary: the last score is redone
-    if training.role.writes:
+    if training.context.is_first_rank:
         training.records.truncate(state.step, scored=state.step in state.scores)
 
 
@@ -218,7 +214,7 @@ def _print_start(training: TrainingRun) -> None:
     """Print what is about to be trained."""
     prepared, plan, console = training.prepared, training.prepared.plan, training.console
     config, start, snapshots = prepared.config, prepared.start, prepared.dataset.snapshots
-    layout = training.session.rank_context.layout
+    layout = training.context.layout
     console.print(
         f"{config.model.model} on {config.data.data}: {format_plural(plan.train_images, 'image')}, "
         f"{format_plural(plan.total_steps, 'step')} of {plan.global_batch:,}, "
@@ -256,7 +252,7 @@ def _run_loop(training: TrainingRun, fit: Fit) -> None:
     # with a probe, a step that diverged must be noticed before the next one runs
     capacity = 1 if black_box.probe else session.config.train.device_iterations
     metrics, deps = MetricsBuffer(session.device, capacity), build_loop_dependencies(training)
-    console, prints = training.console, training.role.prints
+    console, prints = training.console, training.context.is_first_rank
     with (
         training.watchdog or nullcontext(),
         listen_for_signals(training.stop, leave=console.restore_terminal, prints=prints),
@@ -298,7 +294,7 @@ def build_loop_dependencies(training: TrainingRun) -> LoopDependencies:
         session.rank_context.refuse_drift(state)
         state.load_mean_statistics()
         _collect_findings(training)
-        if training.role.writes:
+        if training.context.is_first_rank:
             training.records.flush(sync=True)
             last_step = state.step if state.step == plan.total_steps else None
             state.records = training.records.compute_checksums(last_step=last_step)
@@ -306,9 +302,7 @@ def build_loop_dependencies(training: TrainingRun) -> LoopDependencies:
 
     def describe_images(step: int) -> str:
         names = [image.name for image in feed.list_step_images(step)]
-        more = len(names) - _IMAGES_SHOWN
-        shown = escape_name(", ".join(names[:_IMAGES_SHOWN]))
-        return shown + (f" and {more:,} more" if more > 0 else "")
+        return escape_name(format_some(names, _IMAGES_SHOWN))
 
     deps = LoopDependencies(
         batches_from=feed.batches_from,
@@ -324,17 +318,17 @@ def build_loop_dependencies(training: TrainingRun) -> LoopDependencies:
             plan=plan,
             feed=feed,
             classes=session.classes,
-            role=training.role,
+            writes=training.context.is_first_rank,
             trackers=training.trackers,
         ),
-        consensus=training.consensus,
+        consensus=training.context.consensus,
     )
     return training.profiler.attach(deps) if training.profiler else deps
 
 
 def _collect_findings(training: TrainingRun) -> None:
     """Collect bad images, checksums and throughput of all ranks into the state."""
-    session, gather = training.session, training.consensus.gather
+    session, gather = training.session, training.context.gather
     state, feed, valid = session.state, session.feed, session.valid_feed
     for found in gather(feed.bad_images() | valid.bad_images()):
         state.bad_images |= found
@@ -367,7 +361,7 @@ def _score_checkpoints(training: TrainingRun, deps: LoopDependencies) -> None:
             score = score_file(checkpoint / WEIGHTS)
             state.scores[state.step] = score.top1
             deps.observer.on_score(state, score)
-            if training.role.writes:
+            if training.context.is_first_rank:
                 training.records.flush(sync=True)
         if state.step not in averaged and (checkpoint / AVERAGE_WEIGHTS).exists():
             score = score_file(checkpoint / AVERAGE_WEIGHTS)

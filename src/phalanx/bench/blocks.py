@@ -18,9 +18,9 @@ class Timing:
     Slow work gets fewer blocks, but at least three.
     """
 
-    warmup_s: float = 3.0
-    seconds: float = 15.0
-    blocks: int = 10
+    warmup_s: float
+    seconds: float
+    blocks: int
 
 
 @dataclass(kw_only=True)

@@ -14,8 +14,6 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from phalanx.assemble.prepare import PreparedRun, prepare_new_run
 from phalanx.assemble.train import TrainingRun, build_loop_dependencies, open_training
 from phalanx.bench.paired_ratio import PairedRatio
@@ -106,7 +104,10 @@ def measure_engines(
             steps=steps,
             steps_trained=runs[1].session.state.step,
             hashes=(hash_weights(lightning), hash_weights(native)),
-            largest_difference=max(_measure_difference(lightning[n], native[n]) for n in native),
+            largest_difference=max(
+                float((lightning[name].double() - native[name].double()).abs().max())
+                for name in native
+            ),
             model=config.model.model,
             layout=describe_layout(plan.layout, stages=plan.stages),
             device=str(runs[0].session.device),
@@ -152,7 +153,3 @@ def _run_block(training: TrainingRun, engine: Fit, steps: int) -> float:
         engine(state, plan, deps=deps, metrics=MetricsBuffer(session.device))
     begin, end = times
     return (steps - 1) * plan.global_batch / (end - begin)
-
-
-def _measure_difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float((one.double() - other.double()).abs().max())

@@ -10,14 +10,9 @@ import torch
 from torch import Tensor
 
 from phalanx.assemble.feed import build_normaliser
+from phalanx.assemble.score import watch_ranks
 from phalanx.assemble.session import Session
-from phalanx.bench.measurement import (
-    BenchJob,
-    build_result,
-    release_memory,
-    start_clock,
-    watch_ranks,
-)
+from phalanx.bench.measurement import BenchJob, build_result, release_memory, start_clock
 from phalanx.bench.memory_fit import explain_full_forward, refuse_large_forward
 from phalanx.bench.result import BenchResult
 from phalanx.bench.synthetic_steps import synchronise

@@ -1,9 +1,8 @@
-"""Shared by measurements of training and inference: a job, a watchdog over ranks, a result."""
+"""Shared by measurements of training and inference: a job, a clock, a result."""
 
 import ctypes
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,6 @@ from phalanx.bench.batch_size_finder import reset_peak
 from phalanx.bench.blocks import BlockClock, Timing
 from phalanx.bench.energy import EnergyMeter, read_clock_mhz
 from phalanx.bench.result import BenchResult, collect_bench_environment
-from phalanx.parallel.watchdog import Watchdog
 from phalanx.report.environment import collect_environment
 
 
@@ -27,7 +25,7 @@ class BenchJob:
     command: str
     data: str  # "synthetic", "generated" or "real"
     timing: Timing
-    done: Callable[[int, int], None] = lambda block, blocks: None  # blocks measured, and all
+    done: Callable[[int, int], None]  # blocks measured, and all
 
 
 def release_memory() -> None:
@@ -52,27 +50,6 @@ def start_clock(session: Session, job: BenchJob, *, most_turns: int | None = Non
         done=job.done,
         most_turns=most_turns,
     )
-
-
-@contextmanager
-def watch_ranks(session: Session, where: Callable[[], str]) -> Iterator[Callable[[], None]]:
-    """Within the block, the process ends if other ranks delay it too long between two calls.
-
-    where: describes what it is doing.
-    """
-    ranks = session.rank_context.ranks
-    if ranks is None:
-        yield lambda: None
-        return
-    watchdog = Watchdog(
-        session.config.machine.rank_timeout,
-        where,
-        rank=ranks.rank,
-        ranks=ranks.size,
-        report=None,
-    )
-    with watchdog:
-        yield watchdog.beat
 
 
 def build_result(session: Session, job: BenchJob, clock: BlockClock, **more: Any) -> BenchResult:

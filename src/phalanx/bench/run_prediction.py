@@ -98,12 +98,7 @@ class RunPrediction:
 
 
 def predict_run(
-    config: Config,
-    plan: Plan,
-    *,
-    seconds: float,
-    folder: Path,
-    done: Callable[[str], None] = lambda text: None,
+    config: Config, plan: Plan, *, seconds: float, folder: Path, done: Callable[[str], None]
 ) -> RunPrediction:
     """Run the plan for some seconds, in one process, and extrapolate.
 

@@ -8,15 +8,10 @@ from fractions import Fraction
 from torch import Tensor
 
 from phalanx.assemble.dataset_summary import PlannedRun
+from phalanx.assemble.score import watch_ranks
 from phalanx.assemble.session import Session
 from phalanx.bench.blocks import BlockClock
-from phalanx.bench.measurement import (
-    BenchJob,
-    build_result,
-    release_memory,
-    start_clock,
-    watch_ranks,
-)
+from phalanx.bench.measurement import BenchJob, build_result, release_memory, start_clock
 from phalanx.bench.memory_fit import explain_full_device, refuse_large_step
 from phalanx.bench.result import BenchResult
 from phalanx.engine.evaluate import Score

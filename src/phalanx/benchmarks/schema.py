@@ -68,7 +68,7 @@ class BenchmarkVariant:
     benchmark: Benchmark
     parameters: dict[str, str]
     words: tuple[str, ...]  # environment variables are not replaced yet
-    left_out: tuple[str, ...] = ()  # settings that the command has no option for
+    left_out: tuple[str, ...]  # settings that the command has no option for
 
     @property
     def name(self) -> str:

@@ -92,15 +92,15 @@ def _measure_overhead(args: ParsedArgs) -> None:
         }
         print(json.dumps(numbers))
     else:
-        _print_overhead(ratio, steps)
+        print_ratio(ratio, ("phalanx train  ", "bare loop      "), steps=steps)
 
 
-def _print_overhead(ratio: "PairedRatio", steps: int) -> None:
-    """The speeds of both loops and their ratio."""
-    for name, rates in (("phalanx train", ratio.ours), ("bare loop", ratio.theirs)):
+def print_ratio(ratio: "PairedRatio", names: tuple[str, str], *, steps: int) -> None:
+    """The speeds of both sides, in blocks of so many steps, and their ratio."""
+    for name, rates in zip(names, (ratio.ours, ratio.theirs), strict=True):
         ordered = sorted(rates)
         print(
-            f"{name:<14} {ordered[len(ordered) // 2]:>9,.0f} images/s   {ordered[0]:,.0f} to "
+            f"{name}{ordered[len(ordered) // 2]:>9,.0f} images/s   {ordered[0]:,.0f} to "
             f"{ordered[-1]:,.0f} (n={len(ordered)} blocks of {steps} steps)"
         )
     low, high = ratio.interval95

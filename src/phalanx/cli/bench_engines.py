@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from phalanx.cli.bench import print_ratio
 from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
 from phalanx.cli.progress import ProgressLine
 
@@ -50,12 +51,5 @@ def _print_comparison(found: "EngineComparison") -> None:
     """The speeds of both engines, their ratio, and what became of the weights."""
     layout = f", {found.layout}" if found.layout else ""
     print(f"{found.model} on {found.device}{layout}")
-    for name, rates in (("lightning", found.ratio.ours), ("native", found.ratio.theirs)):
-        ordered = sorted(rates)
-        print(
-            f"{name:<10}{ordered[len(ordered) // 2]:>9,.0f} images/s   {ordered[0]:,.0f} to "
-            f"{ordered[-1]:,.0f} (n={len(ordered)} blocks of {found.steps} steps)"
-        )
-    low, high = found.ratio.interval95
-    print(f"ratio {found.ratio.median:.4f}, 95 % interval {low:.4f} to {high:.4f}")
+    print_ratio(found.ratio, ("lightning ", "native    "), steps=found.steps)
     print(found.verdict)

@@ -10,7 +10,7 @@ from phalanx.cli.command import JSON_FLAG, Argument, ParsedArgs, command
 from phalanx.cli.progress import ProgressLine
 from phalanx.errors import EXIT_UNTRUSTED, ConfigError, DataError, suggest
 from phalanx.plan.machine import count_cores
-from phalanx.units import format_plural
+from phalanx.units import align_columns, format_plural
 
 if TYPE_CHECKING:
     from phalanx.bench.serving import ServingPoint, ServingSearch
@@ -178,13 +178,11 @@ def _print_search(search: "ServingSearch") -> None:
     print(
         f"{job.target}, requests{size} by {job.protocol}; goal: {job.percentile} {job.goal_ms:g} ms"
     )
-    rows = search.list_rows()
-    cells = [[text(point) for text in _COLUMNS.values()] for point in rows]
-    widths = [max(map(len, column)) for column in zip(_COLUMNS, *cells, strict=True)]
-    notes = ["" if search.keeps_goal(point) else "over the goal" for point in rows]
-    for row, note in ((list(_COLUMNS), ""), *zip(cells, notes, strict=True)):
-        line = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        print(f"{line}  {note}".rstrip())
+    rows = [[*_COLUMNS, ""]]
+    for point in search.list_rows():
+        note = "" if search.keeps_goal(point) else "over the goal"
+        rows.append([*(text(point) for text in _COLUMNS.values()), note])
+    print("\n".join(align_columns(rows, left=[len(_COLUMNS)])))
     if chosen is None:
         return
     latency = chosen.find_latency(job.percentile)

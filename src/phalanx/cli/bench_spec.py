@@ -5,14 +5,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import (
     JSON_FLAG,
-    REGISTERED_COMMANDS,
     Argument,
     Command,
     ParsedArgs,
@@ -23,7 +21,7 @@ from phalanx.cli.progress import ProgressLine
 from phalanx.disk import convert_out_errors
 from phalanx.errors import ConfigError, Stopped, UserError, join_problems, suggest
 from phalanx.report.terminal import drawing_stream
-from phalanx.units import format_plural, format_seconds
+from phalanx.units import align_columns, format_plural, format_seconds
 
 if TYPE_CHECKING:
     from phalanx.benchmarks.results import SpecRun, VariantResult
@@ -124,13 +122,12 @@ def _read_selection(args: ParsedArgs) -> "Selection":
 
 def _find_own_command(words: Sequence[str]) -> tuple[Command, Sequence[str]] | None:
     """The command of ours that the words are for, and what follows it; None for other programs."""
-    from phalanx.cli.main import COMMANDS, find_command
+    from phalanx.cli.main import find_command, load_command
 
     name, rest = find_command(words[1:])
     if list(words[:1]) != ["phalanx"] or name is None:
         return None
-    import_module(f"phalanx.cli.{COMMANDS[name][0]}")
-    return REGISTERED_COMMANDS[name], rest
+    return load_command(name), rest
 
 
 def _list_options(words: Sequence[str]) -> frozenset[str]:
@@ -343,12 +340,7 @@ def _print_table(run: "SpecRun", folder: Path) -> None:
     from phalanx.benchmarks.results import RESULTS, build_table
 
     cells = build_table(run.results, with_reasons=False)  # each was told as it ended
-    widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
-    print()
-    for row in cells:
-        first, *middle, last = zip(row, widths, strict=True)
-        texts = [first[0].ljust(first[1]), *(text.rjust(width) for text, width in middle), last[0]]
-        print("  ".join(texts).rstrip())
+    print("", *align_columns(cells, left=[0, len(cells[0]) - 1]), sep="\n")
     counts = Counter(result.result for result in run.results)
     print(", ".join(f"{count} {word}" for word, count in counts.items()), end="")
     left = run.planned - run.done

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from phalanx.units import format_bytes, format_plural
+from phalanx.units import align_columns, format_bytes, format_plural
 
 if TYPE_CHECKING:
     from phalanx.bench.result import BenchResult
 
 _NONE, _RATE = "-", "images/s"
 _VERBS = {"train": "training", "infer": "inference"}
+_TURNS = {"train": "step", "infer": "batch"}
 
 
 def _format_rate(rate: float | None) -> str:
@@ -52,19 +53,12 @@ def print_results(results: "Sequence[BenchResult]", *, model: str) -> None:
     name = model if first.name == model else f"{first.name}: {model}"
     devices = format_plural(first.devices, "device")
     print(f"{name}, {_VERBS[first.kind]} on {devices} ({first.environment['device']})")
-    columns = [(title, [text(result) for result in results]) for title, text in _COLUMNS.items()]
-    shown = [(title, cells) for title, cells in columns if title == _RATE or set(cells) != {_NONE}]
-    widths = [max(len(title), *map(len, cells)) for title, cells in shown]
-    for row in ([title for title, _ in shown], *zip(*(cells for _, cells in shown), strict=True)):
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        print("  ".join([row[0].ljust(widths[0]), *cells[1:]]))
+    columns = [[title, *map(text, results)] for title, text in _COLUMNS.items()]
+    shown = [cells for cells in columns if cells[0] == _RATE or {*cells[1:]} != {_NONE}]
+    print("\n".join(align_columns(zip(*shown, strict=True), left=[0])))
     setup = max(result.setup_s for result in results)
     warmup = max(result.warmup_s for result in results)
     print(
-        f"images/s: the mean of the blocks; not in it are the first {_name_turn(first.kind)} "
+        f"images/s: the mean of the blocks; not in it are the first {_TURNS[first.kind]} "
         f"({setup:.1f} s) and the warm-up ({warmup:.1f} s)"
     )
-
-
-def _name_turn(kind: str) -> str:
-    return {"train": "step", "infer": "batch"}[kind]

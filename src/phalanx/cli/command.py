@@ -174,7 +174,12 @@ class Command:
     options: tuple[str, ...]
     examples: dict[str, str]
     run: _Run
-    takes_command: bool = False  # its words have another command in them
+    takes_command: bool  # its words have another command in them
+
+    @property
+    def all_names(self) -> set[str]:
+        """Its options and arguments, without dashes."""
+        return {*self.options, *(argument.name.lstrip("-") for argument in self.arguments)}
 
 
 REGISTERED_COMMANDS: dict[str, Command] = {}  # the commands of the files imported so far

@@ -17,7 +17,7 @@ from phalanx.errors import ConfigError
 from phalanx.report.terminal import drawing_stream
 
 
-def show_command_help(command: Command, words: Sequence[str] = ()) -> None:
+def show_command_help(command: Command, words: Sequence[str]) -> None:
     """Print one command's page; with --model among the words, it ends with that model's options."""
     model = _find_model(words) if "model" in command.options else None
     console = Console(highlight=False, file=drawing_stream(sys.stdout))

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,14 +38,8 @@ from phalanx.units import format_plural
 if TYPE_CHECKING:
     from phalanx.config.read import Settings
 
-_INNER = {  # the commands that ranks can run, and the files they are in
-    "train": "train",
-    "validate": "validate",
-    "bench train": "bench_train",
-    "bench infer": "bench_train",
-    "bench overhead": "bench",
-    "bench determinism": "bench",
-}
+# commands that ranks can run
+_INNER = ("train", "validate", "bench train", "bench infer", "bench overhead", "bench determinism")
 _TRAIN = ("train", "bench train")
 _ALONE = ("bench overhead", "bench determinism")  # these measure one device
 _PORT, _HIGHEST_PORT = 29_500, 65_535  # torchrun's own
@@ -179,8 +172,9 @@ def _read_inner(words: Sequence[str]) -> _InnerCommand:
             f"{first!r} is not a command for launch" if first else "a command is missing after --"
         )
         raise ConfigError(f"{what}; {suggest(first, _INNER)}")
-    import_module(f"phalanx.cli.{_INNER[name]}")
-    args = parse_args(REGISTERED_COMMANDS[name], words[len(name.split()) :])
+    from phalanx.cli.main import load_command
+
+    args = parse_args(load_command(name), words[len(name.split()) :])
     settings = None
     if name in ("bench determinism", "bench train") or (
         name == "train" and not (args["--resume"] or args["--fork"])

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from phalanx.cli.crash import describe_less_memory, report_bugs
 from phalanx.errors import (
@@ -19,6 +20,9 @@ from phalanx.errors import (
 from phalanx.plan.world import is_first_rank
 from phalanx.report.terminal import OutputClosed, escape_output
 from phalanx.signals import Interrupted, interrupt_on_signals
+
+if TYPE_CHECKING:
+    from phalanx.cli.command import Command
 
 COMMANDS = {  # name: (module, what it does)
     "train": ("train", "train a model, resume a run, or fork one"),
@@ -127,15 +131,21 @@ def _names_group(words: Sequence[str]) -> bool:
     return is_group and not any(word.startswith("-") for word in words[1:2])
 
 
+def load_command(name: str) -> "Command":
+    """The command of that name; imports the file that registers it."""
+    import_module(f"phalanx.cli.{COMMANDS[name][0]}")
+    from phalanx.cli.command import REGISTERED_COMMANDS
+
+    return REGISTERED_COMMANDS[name]
+
+
 def run_command(name: str | None, words: list[str]) -> int:
     """Run one command, or show what there is; errors are raised."""
     if name is None:
         return _show_overview(words)
-    module, _ = COMMANDS[name]
-    import_module(f"phalanx.cli.{module}")
-    from phalanx.cli.command import REGISTERED_COMMANDS, ParsedArgs, parse_args
+    command = load_command(name)
+    from phalanx.cli.command import ParsedArgs, parse_args
 
-    command = REGISTERED_COMMANDS[name]
     own = words[: words.index("--")] if "--" in words else words
     if any(word in ("--help", "-h") for word in own):
         from phalanx.cli.help import show_command_help
@@ -152,9 +162,7 @@ def _find_flags(name: str | None) -> set[str]:
     from phalanx.cli.command import REGISTERED_COMMANDS
 
     command = REGISTERED_COMMANDS.get(name or "")
-    if command is None:  # its own file could not be imported
-        return set()
-    return {*command.options, *(argument.name.lstrip("-") for argument in command.arguments)}
+    return command.all_names if command else set()  # its own file could not be imported
 
 
 def _show_overview(words: list[str]) -> int:

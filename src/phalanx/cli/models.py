@@ -15,7 +15,7 @@ from phalanx.config.schema import Config
 from phalanx.errors import ConfigError, join_problems, suggest
 from phalanx.plan.model import build_variant, check_variant
 from phalanx.plan.pipeline import check_order
-from phalanx.units import format_bytes, format_plural, format_si
+from phalanx.units import align_columns, format_bytes, format_plural, format_si
 
 if TYPE_CHECKING:
     from phalanx.models.cost import UnitCost
@@ -97,20 +97,8 @@ def _print_list(rows: list[dict[str, Any]]) -> None:
         empty = ("",) * len(cells)
         head = (row["family"], *_LIST_HEAD)
         families.setdefault(row["family"], [empty, head]).append(cells)
-    lines = _align_columns([cells for table in families.values() for cells in table], left=(0, 5))
+    lines = align_columns([cells for table in families.values() for cells in table], left=(0, 5))
     print("\n".join(lines[1:]))
-
-
-def _align_columns(rows: Sequence[tuple[str, ...]], *, left: tuple[int, ...]) -> list[str]:
-    """The rows as lines of aligned columns, those of `left` to the left, the rest right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            f"{cell:<{width}}" if place in left else f"{cell:>{width}}"
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 # --- models show ---
@@ -275,7 +263,7 @@ def _print_units(counts: _ModelCounts) -> None:
     ]
     parameters, macs, activations = (counts.total(figure) for figure in _FIGURES)
     total = ("total", "", f"{parameters:,}", format_si(macs), format_bytes(activations))
-    head, *lines, last = _align_columns([_UNIT_HEAD, *rows, (*total, "", "", "")], left=(0, 1))
+    head, *lines, last = align_columns([_UNIT_HEAD, *rows, (*total, "", "", "")], left=(0, 1))
     width, separators = len(head), _describe_stages(counts)
     print(f"{'cumulative shares':>{width}}\n{head}")
     for unit, line in zip(counts.units, lines, strict=True):

@@ -171,10 +171,8 @@ def describe_network(prediction: NetworkPrediction, plan: "Plan") -> list[tuple[
 
 def _list_uses(prediction: NetworkPrediction, plan: "Plan") -> list[str]:
     """A line for each kind of bytes on a host's link."""
-    use, way = (
-        prediction.use,
-        "gathered from all" if plan.determinism == "strict" else "ring all-reduce",
-    )
+    use = prediction.use
+    way = "gathered from all" if plan.determinism == "strict" else "ring all-reduce"
     notes = {"gradients": way, "activations": "on their way while stages compute"}
     cells = [
         (_NAMES[kind], format_bytes(size), _format_time(use.seconds[kind]), notes.get(kind, ""))

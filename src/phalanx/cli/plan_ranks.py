@@ -5,6 +5,7 @@ from itertools import compress, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from phalanx.plan.layout import describe_layout
+from phalanx.units import align_columns
 
 if TYPE_CHECKING:
     from phalanx.plan.plan import Plan
@@ -36,10 +37,9 @@ def describe_ranks(plan: "Plan") -> list[tuple[str, str]]:
         if layout.ranks > _MOST_RANKS:
             cells.insert(_MOST_RANKS // 2 + 1, ("...", *[""] * (len(_RANK_HEADER) - 1)))
         shown = (True, layout.stages > 1, True, True, layout.bn_span > 1)
-        columns = [*compress(zip(*cells, strict=True), shown)]
-        widths = [max(map(len, column)) for column in columns]
-        for row in zip(*columns, strict=True):
-            lines.append("  ".join(map(str.ljust, row, widths)).rstrip())
+        lines += align_columns(
+            (tuple(compress(row, shown)) for row in cells), left=range(len(shown))
+        )
     return [*zip_longest(["ranks"], lines, fillvalue="")] if lines else []
 
 

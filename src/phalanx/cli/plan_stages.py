@@ -15,7 +15,7 @@ from phalanx.disk import expand_home
 from phalanx.errors import ConfigError
 from phalanx.plan.model import build_variant
 from phalanx.plan.pipeline import count_in_flight, order_passes, time_backward, time_passes
-from phalanx.units import format_bytes, format_plural, format_si
+from phalanx.units import align_columns, format_bytes, format_plural, format_si
 
 if TYPE_CHECKING:
     from phalanx.models.stage_cost import StageCost
@@ -56,9 +56,7 @@ def describe_stages(config: Config, plan: "Plan", costs: "Sequence[StageCost] | 
         if not isinstance(variant, OwnVariant):
             names = [_name_ends(units) for units in plan.pipeline.split_units(variant.units)]
         cells += [(str(number), name) for number, name in enumerate(names)]
-    cells = [row[:columns] for row in cells]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    lines = align_columns((row[:columns] for row in cells), left=range(columns))
     return [*zip_longest(["stages"], lines, fillvalue="")]
 
 
@@ -118,7 +116,7 @@ def write_picture(picture: "StepPicture | str", file: Path) -> None:
 
 
 def build_picture(
-    config: Config, plan: "Plan", costs: "Sequence[StageCost]", *, footer: str = ""
+    config: Config, plan: "Plan", costs: "Sequence[StageCost]", *, footer: str
 ) -> "StepPicture":
     """One turn of a pipeline: stages on devices of their own, or one device that does it all."""
     from phalanx.report.step_picture import StepPicture

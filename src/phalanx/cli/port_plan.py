@@ -3,11 +3,10 @@
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from phalanx.catalog.models import MODELS
-from phalanx.cli.command import ALL_OPTIONS, REGISTERED_COMMANDS, ParsedArgs, parse_args
+from phalanx.cli.command import ALL_OPTIONS, ParsedArgs, parse_args
 from phalanx.dialects.table import TARGET
 from phalanx.disk import expand_home
 from phalanx.errors import DataError, UserError
@@ -34,13 +33,9 @@ class PortedPlan:
 
 def list_flags(name: str) -> Collection[str]:
     """The flags of a command of ours, without dashes."""
-    from phalanx.cli.main import COMMANDS
+    from phalanx.cli.main import COMMANDS, load_command
 
-    if name not in COMMANDS:
-        return ALL_OPTIONS
-    import_module(f"phalanx.cli.{COMMANDS[name][0]}")
-    found = REGISTERED_COMMANDS[name]
-    return {*found.options, *(a.name.removeprefix("--") for a in found.arguments)}
+    return load_command(name).all_names if name in COMMANDS else ALL_OPTIONS
 
 
 def add_absences(answer: PortedCommand) -> PortedCommand:
@@ -97,11 +92,12 @@ def _parse_training(answer: PortedCommand) -> ParsedArgs | None:
         return None
     if answer.config and not name_preset(flags[TARGET]):  # which a warning says
         return None
-    list_flags("train")
+    from phalanx.cli.main import load_command
+
     environment = {**answer.command.variables, **os.environ}
     inner = answer.command.words
     inner = inner[inner.index("--") + 1 :] if inner[0] == "launch" else inner
-    return parse_args(REGISTERED_COMMANDS["train"], expand_variables(inner[1:], environment))
+    return parse_args(load_command("train"), expand_variables(inner[1:], environment))
 
 
 def plan_ported(answer: PortedCommand) -> PortedPlan:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +23,7 @@ from phalanx.units import format_count, format_plural
 
 if TYPE_CHECKING:
     from phalanx.assemble.score import ScoredModel
-    from phalanx.assemble.scoring_target import ScorableCheckpoint
+    from phalanx.assemble.scoring_target import ScorableCheckpoint, Target
     from phalanx.config.read import Settings
     from phalanx.config.schema import Config
     from phalanx.parallel.ranks import Ranks
@@ -158,7 +158,7 @@ class _Model(NamedTuple):
     name: str
     batch: int | None  # images in one, where sizes are compared
     note: str  # what a person should know before
-    score: "Callable[[Ranks | None], ScoredModel]"
+    target: "Target"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,8 @@ class _Scoring:
     """Models to be scored, checked without torch."""
 
     models: Sequence[_Model]
-    plan: "Plan"  # of the first of them, as is the config
+    passes: int
+    plan: "Plan"  # of the first of the models, as is the config
     config: "Config"
     args: ParsedArgs
 
@@ -176,10 +177,12 @@ class _Scoring:
         if prints:
             print_unused_options(self.args, self.plan)
         told = ""
-        for name, batch, note, score in self.models:
+        for name, batch, note, target in self.models:
             if prints and note and note != told:
                 print(note, file=sys.stderr)
-            told, scored = note, score(ranks)
+            from phalanx.assemble.score import score_target  # imports torch: not before the note
+
+            told, scored = note, score_target(target, passes=self.passes, ranks=ranks)
             if prints:
                 print_score(name, scored, as_json=self.args["--json"], batch=batch)
         return 0
@@ -203,22 +206,14 @@ def prepare_untrained(
 ) -> _Scoring:
     """A model to be scored as it would begin to be trained."""
     from phalanx.assemble.prepare import refuse_missing_weights
-    from phalanx.assemble.scoring_target import plan_untrained_model
 
     config = settings.config
     refuse_missing_weights(config)
-    plan, _ = plan_untrained_model(settings)  # what cannot be is refused before torch is imported
     model, weights = config.model.model, config.model.init_weights
     what = model if target == model else f"{target}: {model}"
     begin = f"the weights of {weights}" if weights else "random weights, so the score is chance"
-
-    def score_model(ranks: "Ranks | None") -> "ScoredModel":
-        from phalanx.assemble.score import open_untrained_model, score
-
-        return score(open_untrained_model(settings, ranks), passes=passes)
-
-    one = _Model(target, batch, f"{what} on {config.data.data}, with {begin}", score_model)
-    return _Scoring(models=[one], plan=plan, config=config, args=args)
+    one = _Model(target, batch, f"{what} on {config.data.data}, with {begin}", settings)
+    return _plan_scoring([one], args, passes=passes)
 
 
 def prepare_checkpoints(
@@ -231,34 +226,25 @@ def prepare_checkpoints(
     batch: int | None = None,
 ) -> _Scoring:
     """The checkpoints that a path stands for, to be scored; kind: of noise in place of the data."""
-    from phalanx.assemble.find_data import use_random_data
-    from phalanx.assemble.scoring_target import describe_val_split, plan_checkpoint
+    from phalanx.assemble.scoring_target import describe_val_split, use_random_target_data
 
-    checkpoints = _read_checkpoints(target, args, every=every)
-    if kind is not None:
-        checkpoints = [
-            replace(one, settings=use_random_data(one.settings, kind)) for one in checkpoints
-        ]
+    models = []
+    for one in _read_checkpoints(target, args, every=every):
+        scored = one if kind is None else use_random_target_data(one, kind)
+        choice = f"{target}: {one.choice}" if one.choice else ""
+        split = describe_val_split(one) if kind is None else ""
+        note = "\n".join(filter(None, [choice, f"note: {split}" if split else ""]))
+        models.append(_Model(str(one.start.path), batch, note, scored))
+    return _plan_scoring(models, args, passes=passes)
 
-    def build_model(checkpoint: "ScorableCheckpoint") -> _Model:
-        def score_model(ranks: "Ranks | None") -> "ScoredModel":
-            from phalanx.assemble.score import score_checkpoint
 
-            return score_checkpoint(checkpoint, passes=passes, ranks=ranks)
+def _plan_scoring(models: Sequence[_Model], args: ParsedArgs, *, passes: int) -> _Scoring:
+    """Models with the plan of the first: what cannot be is refused before torch is imported."""
+    from phalanx.assemble.scoring_target import get_settings, plan_target
 
-        choice = f"{target}: {checkpoint.choice}" if checkpoint.choice else ""
-        split = describe_val_split(checkpoint)
-        notes = [choice, f"note: {split}" if split else ""]
-        return _Model(
-            str(checkpoint.start.path), batch, "\n".join(filter(None, notes)), score_model
-        )
-
-    return _Scoring(
-        models=[build_model(one) for one in checkpoints],
-        plan=plan_checkpoint(checkpoints[0]),
-        config=checkpoints[0].settings.config,
-        args=args,
-    )
+    first = models[0].target
+    config, plan = get_settings(first).config, plan_target(first)
+    return _Scoring(models=models, passes=passes, plan=plan, config=config, args=args)
 
 
 def _read_checkpoints(target: str, args: ParsedArgs, *, every: bool) -> "list[ScorableCheckpoint]":

@@ -8,6 +8,7 @@ from phalanx.catalog.other_trainers import OTHER_NAMES
 from phalanx.catalog.other_values import describe_our_name
 from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.errors import suggest
+from phalanx.units import format_multiples
 
 _FLAG = re.compile(r"--([a-z0-9-]+)")
 _DEVICE_COUNT = re.compile(r"--(num-ipus|replication-factor|batch-size)[= ](\d{1,9})(?!\S)")
@@ -60,27 +61,17 @@ def explain_device_counts(words: Sequence[str]) -> list[str]:
     if devices % replicas:
         problems.append(
             f"--num-ipus {devices}: the number of devices must be a multiple of the replication "
-            f"factor, {_say_multiples(devices, replicas)}"
+            f"factor, {replicas}; use {format_multiples(devices, replicas)}"
         )
     if images % devices:
         problems.append(
             f"--batch-size {images}: the batch size must be a multiple of the number of devices, "
-            f"{_say_multiples(images, devices)}"
+            f"{devices}; use {format_multiples(images, devices)}"
         )
     theirs = " ".join(f"--{name} {n}" for name, n in counts.items() if name != "batch-size")
     ours = f"--replicas {replicas} --shards {devices // replicas}"
     ours += f" --batch-size {images // replicas}" if images else ""
     return problems or [f"{theirs}: write {ours}"]
-
-
-def _say_multiples(number: int, of: int) -> str:
-    """A number and its multiples nearest to another number.
-
-    >>> _say_multiples(6, 4), _say_multiples(3, 4)
-    ('4; use 4 or 8', '4; use 4')
-    """
-    below = number // of * of
-    return f"{of}; use {f'{below} or ' * (below > 0)}{below + of}"
 
 
 def _to_flag_name(word: str) -> str:

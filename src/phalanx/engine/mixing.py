@@ -7,7 +7,7 @@ image has four labels. The draws depend on the images' positions in the training
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -63,30 +63,20 @@ class _Box(NamedTuple):
     kept_share: float  # of the area of the image
 
 
-def draw_mix(batch: "_Images", *, first: int, seed: int, mixing: Mixing) -> Mix:
-    """How the images at positions `first` onwards of the training stream are mixed."""
+def draw_mix(images: Tensor, labels: Tensor, *, first: int, seed: int, mixing: Mixing) -> Mix:
+    """How the images at positions `first` onwards of the training stream are mixed.
+
+    In a stage that gets no images they are a meta tensor of the same shape.
+    """
     own = box = None
     if mixing.mixup_alpha:
-        shares = draw_mixup_weights(
-            mixing.mixup_alpha, seed=seed, first=first, images=len(batch.labels)
-        )
-        device, dtype = batch.labels.device, batch.images.dtype
-        own = torch.from_numpy(shares).to(device, dtype, non_blocking=True)
+        shares = draw_mixup_weights(mixing.mixup_alpha, seed=seed, first=first, images=len(labels))
+        own = torch.from_numpy(shares).to(labels.device, images.dtype, non_blocking=True)
     if mixing.cutmix:
         kept = draw_kept_share(mixing, seed=seed, first=first)
-        height, width = batch.images.shape[2:]
+        height, width = images.shape[2:]
         box = place_box(kept, height=height, width=width, seed=seed, first=first)
     return Mix(own, box, mixing.repeats)
-
-
-class _Images(Protocol):
-    """A micro-batch; in a stage that gets no images they are a meta tensor of the same shape."""
-
-    @property
-    def images(self) -> Tensor: ...
-
-    @property
-    def labels(self) -> Tensor: ...
 
 
 def mix_images(images: Tensor, mix: Mix) -> Tensor:

@@ -100,10 +100,8 @@ class _StageTurn:
         if not links.is_last:
             links.send_output(output)
             return _Held(x, output)
-        targets, factor = (
-            parts.mix_targets(batches, mixes),
-            parts.find_loss_factor(self._loss_scale),
-        )
+        targets = parts.mix_targets(batches, mixes)
+        factor = parts.find_loss_factor(self._loss_scale)
         with RANGES("loss"):
             loss, totals = parts.compute_loss(output, targets, factor)
         self.totals += totals

@@ -13,6 +13,7 @@ from phalanx.engine.fused_update import DeviceLossScale
 from phalanx.engine.loss import LOSSES
 from phalanx.engine.mixing import Mix, Mixing, Targets, draw_mix, mix_images, mix_labels
 from phalanx.engine.state import TrainState
+from phalanx.models.norms import to_float32_or_64
 from phalanx.models.units import draw_dropout_noise, find_noise_sizes
 from phalanx.optim.update import collect_gradients, set_velocity_scale, update_weights
 from phalanx.ranges import RANGES
@@ -85,8 +86,8 @@ class PassParts:
         """How the images of each micro-batch are mixed."""
         options = self._options
         return [
-            draw_mix(batch, first=batch.first, seed=options.seed, mixing=options.mixing)
-            for batch in batches
+            draw_mix(images, labels, first=first, seed=options.seed, mixing=options.mixing)
+            for images, labels, first in batches
         ]
 
     @staticmethod
@@ -114,7 +115,7 @@ class PassParts:
             )
             for first in firsts
         ]
-        drops = _join_noise(noise)
+        drops = {path: _concatenate([one[path] for one in noise]) for path in noise[0]}
         with RANGES("forward"), self._options.autocast():
             out: Tensor = self._model(x, drops) if drops else self._model(x)
             return out
@@ -131,7 +132,7 @@ class PassParts:
 
         targets: of each micro-batch, from `mix_labels`. factor: from `find_loss_factor`.
         """
-        logits, options = _to_float32_or_64(logits), self._options
+        logits, options = to_float32_or_64(logits), self._options
         loss = _sum_losses(logits, targets, options)
         scaled = loss / self._global_batch if factor is None else loss * factor
         with torch.no_grad():  # a mixed image counts as correct if its own label is predicted
@@ -163,10 +164,6 @@ def _concatenate(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _to_float32_or_64(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
-
-
 def _sum_losses(logits: Tensor, targets: Sequence[Targets], options: StepOptions) -> Tensor:
     """The summed loss of concatenated micro-batches."""
     images = [len(target[0].labels) for target in targets]
@@ -176,11 +173,6 @@ def _sum_losses(logits: Tensor, targets: Sequence[Targets], options: StepOptions
         for part, target in zip(parts, targets, strict=True)
     ]
     return sum(losses[1:], losses[0])
-
-
-def _join_noise(noise: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The dropout noise of concatenated micro-batches."""
-    return {path: _concatenate([one[path] for one in noise]) for path in noise[0]}
 
 
 def build_forward_backward(run_pass: RunPass, *, global_batch: int) -> ForwardBackward:

@@ -41,7 +41,7 @@ def render_card(
     *,
     options: ExportOptions,
     file: str,
-    notes: tuple[str, ...] = (),
+    notes: tuple[str, ...],
 ) -> str:
     """The text of a model card, in Markdown.
 

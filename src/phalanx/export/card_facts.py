@@ -15,6 +15,7 @@ from phalanx.export.options import ExportSource
 from phalanx.report.folder import RunFolder, format_value
 from phalanx.report.records import read_averaged_top1, read_scores
 from phalanx.report.scores import wilson_interval
+from phalanx.units import format_some
 
 _MACHINE_OPTIONS = (  # options that say nothing of how a model came about
     "data-dir", "run-dir", "device", "devices", "workers", "threads", "plugin", "init-weights",
@@ -93,12 +94,9 @@ def _format_row(name: str, share: float, images: int) -> str:
 
 def describe_data(session: Session, source: ExportSource) -> str:
     """Which images it was trained and scored on, or is laid out for, and its classes."""
-    name, shown = session.config.data.data, session.classes[:_CLASSES_SHOWN]
+    name = session.config.data.data
     known = DATASETS[name].help if name in DATASETS else name
-    more = len(session.classes) - len(shown)
-    classes = ", ".join(f"`{_escape_text(one)}`" for one in shown) + (
-        f" and {more:,} more" if more else ""
-    )
+    classes = format_some([f"`{_escape_text(one)}`" for one in session.classes], _CLASSES_SHOWN)
     about, count = f"`{name}`: {known}", f"- {len(session.classes):,} classes: {classes}"
     if source.checkpoint is None:
         return f"- laid out for {about}\n- trained on no image by Phalanx\n{count}"

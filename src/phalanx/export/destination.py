@@ -10,6 +10,7 @@ from pathlib import Path
 from phalanx.disk import convert_out_errors, remove_dead_parts, sync_folder, write_synced
 from phalanx.errors import ConfigError
 from phalanx.export.file_kind import is_own_export
+from phalanx.units import format_some
 
 CARD = "README.md"
 _CARD_KEY = "phalanx_export"
@@ -56,9 +57,8 @@ def _refuse_folder(path: Path, files: Collection[str]) -> None:
     found = sorted(path.rglob("*")) if path.is_dir() else []
     others = [str(one.relative_to(path)) for one in found if one not in own]
     if others:
-        more = f" and {len(others) - _SHOWN:,} more" if len(others) > _SHOWN else ""
         raise ConfigError(
-            f"--out {path}: holds files that no export wrote ({', '.join(others[:_SHOWN])}{more}), "
+            f"--out {path}: holds files that no export wrote ({format_some(others, _SHOWN)}), "
             "and would be replaced; choose another --out, or move them away"
         )
     if found and not is_own_export(path / next(iter(files))):
@@ -112,12 +112,8 @@ def staging_folder(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(stage, ignore_errors=True)
         if folder_is_new:
-            _remove_empty(path.parent)
-
-
-def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):  # it is not empty: the export is in it
-        folder.rmdir()
+            with suppress(OSError):  # it is not empty: the export is in it
+                path.parent.rmdir()
 
 
 def write_file(path: Path, content: str | bytes) -> None:

@@ -48,11 +48,6 @@ class ExportNetwork(nn.Module):
         self.model = model
 
     @property
-    def is_float32(self) -> bool:
-        """Whether it computes in 32 bits."""
-        return self._half is None
-
-    @property
     def has_activation_map(self) -> bool:
         """Whether the second output is there."""
         return find_head(self.model) is not None

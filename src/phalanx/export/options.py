@@ -248,7 +248,7 @@ def _find_averaged(checkpoint: Path) -> Path:
 
 
 def read_export_source(
-    target: str, flags: Mapping[str, str], *, wanted: str | None = None, averaged: bool = False
+    target: str, flags: Mapping[str, str], *, wanted: str | None, averaged: bool
 ) -> ExportSource:
     """What a path or the name of a preset or model stands for, in 32 bits on the CPU.
 
@@ -276,7 +276,7 @@ def read_export_source(
 
 
 def read_scorable_checkpoint(
-    path: Path, flags: Mapping[str, str], *, wanted: str | None = None, averaged: bool = False
+    path: Path, flags: Mapping[str, str], *, wanted: str | None, averaged: bool
 ) -> ScorableCheckpoint:
     """The checkpoint that a path stands for, or its averaged weights."""
     if not averaged or path.name == AVERAGE_WEIGHTS:

@@ -51,7 +51,7 @@ class ExportedModel:
     checked: ParityReport
     bytes: int
     computes: bool  # holds the network, not its weights alone
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -69,8 +69,8 @@ def export_model(
     source: ExportSource,
     options: ExportOptions,
     *,
-    images: Sequence[NamedImage] | None = None,
-    needs_data: bool = False,
+    images: Sequence[NamedImage] | None,
+    needs_data: bool,
 ) -> ExportedModel:
     """Write a model in another form; it has its name only if it agrees with the model itself.
 

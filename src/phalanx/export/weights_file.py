@@ -17,8 +17,6 @@ from phalanx.export.onnx_file import quiet_exporters
 from phalanx.export.parity import RunFailed, Runner
 from phalanx.models.units import UnitModel
 
-_NORM_COUNTER = "num_batches_tracked"
-
 
 def serialise_weights(model: nn.Module, metadata: ModelMetadata, norm_layout: str) -> bytes:
     """The bytes of a safetensors file: weights and running statistics, with the metadata."""

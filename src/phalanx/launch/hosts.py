@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from phalanx.errors import ConfigError
-from phalanx.units import format_plural
+from phalanx.units import format_multiples, format_plural
 
 _HERE = ("localhost", "127.0.0.1", "::1")
 _HOST = re.compile(r"(?:[\w.-]+@)?\w[\w.:-]*")
@@ -50,7 +50,7 @@ def make_host_layout(
         raise ConfigError(
             f"--num-replicas {replicas}: {product}{format_plural(layout.ranks, 'rank')} cannot be "
             f"shared evenly by {format_plural(nodes, 'host')}; give --num-replicas "
-            f"{_format_nearest(replicas, factor)}, or another number of hosts"
+            f"{format_multiples(replicas, factor)}, or another number of hosts"
         )
     return layout
 
@@ -65,7 +65,7 @@ def check_instances(instances: int, replicas: int) -> None:
     if replicas % instances:
         raise ConfigError(
             f"--num-instances {instances}: the number of replicas, {replicas}, must be a multiple "
-            f"of it; give --num-replicas {_format_nearest(replicas, instances)}"
+            f"of it; give --num-replicas {format_multiples(replicas, instances)}"
         )
 
 
@@ -74,19 +74,9 @@ def count_devices_per_replica(devices: int, replicas: int) -> int:
     if devices % replicas:
         raise ConfigError(
             f"--num-devices {devices}: the number of devices must be a multiple of the replication "
-            f"factor, which is {replicas}; give --num-devices {_format_nearest(devices, replicas)}"
+            f"factor, which is {replicas}; give --num-devices {format_multiples(devices, replicas)}"
         )
     return devices // replicas
-
-
-def _format_nearest(number: int, factor: int) -> str:
-    """The nearest multiples of a factor below and above a number that is no multiple of it.
-
-    >>> _format_nearest(7, 4), _format_nearest(3, 4)
-    ('4 or 8', '4')
-    """
-    below = number // factor * factor
-    return " or ".join(str(near) for near in (below, below + factor) if near)
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:

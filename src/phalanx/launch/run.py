@@ -24,7 +24,7 @@ from typing import IO
 from phalanx.errors import EXIT_STOPPED, ConfigError, NetworkError
 from phalanx.launch.command_lines import CONNECT_S, LaunchLine, build_probe
 from phalanx.launch.torchrun_output import RankEnd, TorchrunOutput
-from phalanx.parallel.supervisor import collect_signals
+from phalanx.parallel.supervisor import collect_signals, find_precedence
 
 _POLL_S = 0.05
 _GRACE_S = 15.0  # for other hosts to notice by themselves, and report it
@@ -181,7 +181,7 @@ class _RunningLine:
         ended = self.process.returncode
         codes = [end.code for end in self.output.ends if end.code > 0]
         if codes or not ended:
-            return max(codes, key=_find_precedence, default=0)
+            return max(codes, key=find_precedence, default=0)
         if ended in (1, _LOST) or ended < 0 or ended > 125:  # neither our code nor a rank's
             known = ended == 128 + signal.SIGINT
             return ended if known else EXIT_STOPPED if stop_requested else _NETWORK
@@ -246,9 +246,4 @@ def _wait_for_end(
             if not stops and failed:
                 stop_at = now + _GRACE_S * (not one.is_lost)
                 kill_at = stop_at + _LEAVE_S
-    return max(codes, key=_find_precedence)
-
-
-def _find_precedence(code: int) -> int:
-    """The precedence of an exit code: how much it explains."""
-    return {0: 0, _NETWORK: 1, EXIT_STOPPED: 2}.get(code, 3)
+    return max(codes, key=find_precedence)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from phalanx.catalog.variant import Norm
 
 
-def _to_float32_or_64(x: Tensor) -> Tensor:
+def to_float32_or_64(x: Tensor) -> Tensor:
     """The values in float32; float64 is kept."""
     return x if x.dtype == torch.float64 else x.float()
 
@@ -24,7 +24,7 @@ class OnePassBatchNorm(nn.BatchNorm2d):
         """Normalise with the batch's statistics in training, else with the running ones."""
         if not self.training:
             return super().forward(x)
-        wide = _to_float32_or_64(x)
+        wide = to_float32_or_64(x)
         mean = wide.mean((0, 2, 3))
         variance = ((wide * wide).mean((0, 2, 3)) - mean * mean).clamp_min(0)
         self._update_running_stats(mean.detach(), variance.detach(), count=x.numel() // x.shape[1])
@@ -48,7 +48,7 @@ class InterleavedGroupNorm(nn.GroupNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each image's groups."""
         rows, channels = x.shape[:2]
-        grouped = _to_float32_or_64(x).reshape(
+        grouped = to_float32_or_64(x).reshape(
             rows, channels // self.num_groups, self.num_groups, -1
         )
         variance, mean = torch.var_mean(grouped, (1, 3), correction=0, keepdim=True)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from phalanx.catalog.variant import NORM_LAYOUT_KEY
 from phalanx.errors import CheckpointError
+from phalanx.units import format_some
 
 _STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "net")  # where scripts put them
 _OPTION_KEYS = ("opts", "args")  # where scripts put their options
@@ -241,10 +242,4 @@ def find_mismatches(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor
             or tensors[name].is_complex()
         ],
     }
-    return [f"{kind}: {_list_some(items)}" for kind, items in kinds.items() if items]
-
-
-def _list_some(items: list[str]) -> str:
-    """The first few, and how many more there are."""
-    more = f" and {len(items) - _SHOWN:,} more" if len(items) > _SHOWN else ""
-    return ", ".join(items[:_SHOWN]) + more
+    return [f"{kind}: {format_some(items, _SHOWN)}" for kind, items in kinds.items() if items]

@@ -18,7 +18,7 @@ class _FusedFormula:
     """A formula of the kernels, and the names of the state it changes; None if it has none."""
 
     name: str  # a key of phalanx.kernels.update.FORMULAS
-    first: str | None = None
+    first: str | None
     second: str | None = None
     number: str | None = None  # a scalar per weight
     start: float = 0.0  # initial value of `first`

@@ -38,13 +38,13 @@ class DdpSum(LocalSum):
     """DistributedDataParallel with sums instead of means, overlapped with the last pass."""
 
     def __init__(self, model: nn.Module, *, bucket_mib: float) -> None:
-        devices = [next(model.parameters()).device] if _is_cuda(model) else None
+        device = next(model.parameters()).device
         with warnings.catch_warnings():
             # torch 2.11 does not have what 2.13 recommends instead of broadcast_buffers
             warnings.simplefilter("ignore", FutureWarning)
             wrapped = DistributedDataParallel(
                 model,
-                device_ids=devices,
+                device_ids=[device] if device.type == "cuda" else None,
                 bucket_cap_mb=bucket_mib,
                 broadcast_buffers=False,  # each replica has its own
                 init_sync=False,  # all ranks start with the same weights
@@ -226,7 +226,3 @@ def _gather_rounds(totals: Tensor, group: Any = None) -> Tensor:
     gathered = [torch.empty_like(totals) for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, totals, group=group)
     return torch.stack(gathered, dim=1).flatten(0, 1)
-
-
-def _is_cuda(model: nn.Module) -> bool:
-    return next(model.parameters()).is_cuda

@@ -171,7 +171,7 @@ def _wait_for_end(living: _Ranks, signals: list[int]) -> tuple[int, int]:
         ended = [(p.returncode, rank) for rank, p in living.items() if p.poll() is not None]
         for code, rank in sorted(ended):  # those killed by a signal first
             del living[rank]
-            if _find_precedence(code) > _find_precedence(exit_code):
+            if find_precedence(code) > find_precedence(exit_code):
                 decisive, exit_code = rank, code
                 deadline = math.inf if code == EXIT_STOPPED else time.monotonic() + _GRACE_S
         if exit_code == EXIT_STOPPED and not signals:
@@ -179,8 +179,8 @@ def _wait_for_end(living: _Ranks, signals: list[int]) -> tuple[int, int]:
     return decisive, exit_code
 
 
-def _find_precedence(code: int) -> int:
-    """The precedence of an exit code."""
+def find_precedence(code: int) -> int:
+    """The precedence of an exit code: how much it explains."""
     return {0: 0, _LOST_PEERS: 1, EXIT_STOPPED: 2}.get(code, 3)
 
 

@@ -218,10 +218,8 @@ def resolve_replicas(settings: Settings) -> Settings:
     If a launcher has started more ranks than that, there is a replica for each.
     """
     config, asked = settings.config, settings.config.machine.replicas
-    ranks, stages = (
-        _count_devices(config, resolve_device(config.machine.device)),
-        count_stages(config),
-    )
+    ranks = _count_devices(config, resolve_device(config.machine.device))
+    stages = count_stages(config)
     room = max(1, ranks // stages)  # how many replicas fit
     if asked is not None and (read_world() is None or room <= asked or ranks % stages):
         return settings

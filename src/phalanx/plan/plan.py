@@ -294,10 +294,8 @@ def _plan_schedule(
     config: Config, peak: float, run: RunLength, *, user_options: Collection[str]
 ) -> tuple[Schedule, list[str]]:
     """The learning-rate schedule of the run, and warnings about it."""
-    options, start = (
-        read_schedule_options(config.schedule),
-        find_schedule_start(config.schedule, run),
-    )
+    options = read_schedule_options(config.schedule)
+    start = find_schedule_start(config.schedule, run)
     scheduled = RunLength(run.total_steps - start, run.steps_per_epoch)
     if "lr-drop-after" in user_options:
         refuse_joint_drops(options, scheduled)

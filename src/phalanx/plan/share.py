@@ -1,4 +1,4 @@
-"""One process's part in a run: its share of a step's images, and whether it writes."""
+"""One process's share of a step's images."""
 
 from dataclasses import dataclass
 
@@ -33,11 +33,3 @@ class Share:
 
 
 WHOLE = Share()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Role:
-    """Whether this process writes the run folder, and whether it prints; one process does each."""
-
-    writes: bool = True
-    prints: bool = True

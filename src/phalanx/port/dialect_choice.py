@@ -25,7 +25,7 @@ class ChosenScript:
     dialect: Dialect
     script: Script
     matched: MatchedWords
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...]
 
 
 def choose_script(old: OldCommand, asked: str | None) -> ChosenScript:

@@ -90,7 +90,7 @@ def port_line(
     line: OldLine,
     list_flags: _ListFlags,
     *,
-    dialect: str | None = None,
+    dialect: str | None,
     overrides: Mapping[str, str] | None = None,
     local: bool = False,
     images: int | None = None,
@@ -120,7 +120,7 @@ def port_entry(
     list_flags: _ListFlags,
     *,
     overrides: Mapping[str, str],
-    images: int | None = None,
+    images: int | None,
 ) -> PortedCommand:
     """The answer for an entry of a configs.yml, whose keys were matched with a script's options.
 

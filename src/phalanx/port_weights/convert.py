@@ -20,6 +20,7 @@ from phalanx.port_weights.model_layers import COUNTER, has_layers, iterate_layer
 from phalanx.port_weights.naming import LAYOUTS
 from phalanx.port_weights.programs import PROGRAMS, Program
 from phalanx.port_weights.read import OldFile, read_old_file
+from phalanx.units import format_some
 
 _SHOWN = 3
 _SMALL_IMAGE = 64  # pixels
@@ -45,7 +46,7 @@ class PortedWeights:
     notes: tuple[str, ...]
 
 
-def port_weights(path: Path, model: str | None = None) -> PortedWeights:
+def port_weights(path: Path, model: str | None) -> PortedWeights:
     """Read old weights and give them our names, layouts and types."""
     file = read_old_file(path)
     match = _choose_match(file, _find_model(model) if model else "")
@@ -97,10 +98,10 @@ def _choose_match(file: OldFile, model: str) -> ModelMatch:
     if file.others and not file.arrays:
         raise CheckpointError(
             f"{where}: holds no numbers, only text or pickled objects, which are not read "
-            f"({_list_some(sorted(file.others))}); save the weights as arrays of numbers"
+            f"({format_some(sorted(file.others), _SHOWN)}); save the weights as arrays of numbers"
         )
     if not matches:
-        some = _list_some(sorted(file.arrays)) or "none at all"
+        some = format_some(sorted(file.arrays), _SHOWN) or "none at all"
         raise CheckpointError(
             f"{where}: these {file.kind} are of no network that older programs had; it holds {some}"
         )
@@ -134,12 +135,7 @@ def _describe_misfit(match: ModelMatch) -> list[str]:
         "other shapes": [f"{name} is {text}" for name, text in match.misshapen.items()],
         "left over": match.unexpected,
     }
-    return [f"{kind}: {_list_some(items)}" for kind, items in kinds.items() if items]
-
-
-def _list_some(items: list[str]) -> str:
-    more = f" and {len(items) - _SHOWN:,} more" if len(items) > _SHOWN else ""
-    return ", ".join(items[:_SHOWN]) + more
+    return [f"{kind}: {format_some(items, _SHOWN)}" for kind, items in kinds.items() if items]
 
 
 # --- the tensors ---
@@ -186,7 +182,7 @@ def _describe_changes(
         notes.append(f"{folded} biases of convolutions went into the means of the norms after them")
     bad = [name for name, array in tensors.items() if not np.isfinite(array).all()]
     if bad:
-        notes.append(f"not all values are finite in {_list_some(bad)}")
+        notes.append(f"not all values are finite in {format_some(bad, _SHOWN)}")
     return notes
 
 

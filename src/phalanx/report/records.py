@@ -102,7 +102,7 @@ class Records:
         for name in names:
             _append(self.folder / name, self._waiting.pop(name, ""), sync=sync)
 
-    def compute_checksums(self, *, last_step: int | None = None) -> dict[str, tuple[int, int]]:
+    def compute_checksums(self, *, last_step: int | None) -> dict[str, tuple[int, int]]:
         """The size and CRC-32 of each existing file, to be stored in a checkpoint.
 
         Reads only what was added since the last call, because training waits for it. last_step: the

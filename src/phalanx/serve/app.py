@@ -36,7 +36,7 @@ WriteLogLine = Callable[[bytes], None]  # takes a line
 
 
 def build_app(
-    service: Service, *, url: str, api_key: str = "", log: WriteLogLine | None = None
+    service: Service, *, url: str, api_key: str, log: WriteLogLine | None
 ) -> "RequestMiddleware":
     """All routes of a service; url: its address; api_key: what a client must show, if anything."""
     routes = [

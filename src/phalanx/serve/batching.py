@@ -45,7 +45,7 @@ class BatchStats:
 
     images: int
     run_s: float
-    failed: bool = False
+    failed: bool
 
 
 class JobTiming(NamedTuple):

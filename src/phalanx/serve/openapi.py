@@ -55,7 +55,7 @@ def _sample(command: str) -> list[_Schema]:
     return [{"lang": "Shell", "source": command}]
 
 
-def build_openapi(service: Service, *, url: str, needs_key: bool = False) -> _Schema:
+def build_openapi(service: Service, *, url: str, needs_key: bool) -> _Schema:
     """What the server answers, for tools that read OpenAPI 3.1; url: that of the server."""
     document: _Schema = {
         "openapi": "3.1.0",

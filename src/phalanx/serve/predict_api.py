@@ -1,6 +1,5 @@
 """POST /predict: image files in, the likeliest classes out."""
 
-from base64 import b64encode
 from typing import Any
 
 import numpy as np
@@ -9,9 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from phalanx.data.formats.decode import Pixels, encode_png
+from phalanx.data.formats.decode import encode_png
 from phalanx.errors import suggest
 from phalanx.export.metadata import ACTIVATION_MAP, LOGITS
+from phalanx.report.html import embed_file
 from phalanx.serve.api_error import ApiError
 from phalanx.serve.batching import Outputs
 from phalanx.serve.body import find_boundary, split_multipart
@@ -116,14 +116,10 @@ def _add_details(
     for place, prediction in enumerate(predictions):
         if place in prepared.problems:
             continue
-        prediction["seen"] = _to_data_url(prepared.pixels[place])
+        prediction["seen"] = embed_file(encode_png(prepared.pixels[place]), "PNG")
         if ACTIVATION_MAP in outputs:
             prediction["activation_map"] = _scale_map(outputs[ACTIVATION_MAP][row])
         row += 1
-
-
-def _to_data_url(pixels: Pixels) -> str:
-    return "data:image/png;base64," + b64encode(encode_png(pixels)).decode()
 
 
 def _scale_map(values: NDArray[Any]) -> Any:

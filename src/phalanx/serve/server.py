@@ -173,9 +173,9 @@ def run_server(
     listening: _ListeningSocket,
     service: Service,
     *,
-    api_key: str = "",
-    log: WriteLogLine | None = None,
-    on_ready: Callable[[], None] = lambda: None,
+    api_key: str,
+    log: WriteLogLine | None,
+    on_ready: Callable[[], None],
 ) -> None:
     """Warm the models up, answer until a signal comes, then what has been accepted."""
     service.start()

@@ -4,7 +4,7 @@ import math
 
 from phalanx.sweep.schema import Choice, Dimension, SweepFile, count_points, format_flag
 from phalanx.sweep.state import SweepState, Trial
-from phalanx.units import format_seconds
+from phalanx.units import align_columns, format_seconds
 
 GOAL_TITLES = {"top1": "top-1", "top5": "top-5", "loss": "loss"}
 _LONGEST = 60  # letters of a reason in a table; sweep.json has all of it
@@ -85,15 +85,9 @@ def format_trial(state: SweepState, trial: Trial) -> list[str]:
 def format_table(state: SweepState) -> list[str]:
     """The trials as lines with aligned columns, best first."""
     trials = state.sort_trials()
-    rows = [column_names(state.sweep), *(format_trial(state, trial) for trial in trials)]
-    reasons = ["", *(shorten(trial.reason) for trial in trials)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row, reason in zip(rows, reasons, strict=True):
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        cells[1] = row[1].ljust(widths[1])  # the state is a word, the rest are numbers
-        lines.append("  ".join([*cells, reason]).rstrip())
-    return lines
+    head = [*column_names(state.sweep), ""]
+    rows = [[*format_trial(state, trial), shorten(trial.reason)] for trial in trials]
+    return align_columns([head, *rows], left=[1, len(head) - 1])  # state and reason are words
 
 
 def describe_sweep(sweep: SweepFile) -> list[str]:

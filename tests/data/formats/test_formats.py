@@ -14,6 +14,7 @@ from phalanx.data.loading.reader import InputSpec
 from phalanx.data.transforms.transform import TransformSpec
 from phalanx.plan.order import Order
 from small_photos import write_photos
+from small_runs import read_result
 
 FORMS = ("folder", "tar", "tfrecord", "packed", "parquet")
 STEPS = 3
@@ -68,7 +69,7 @@ def train(root, run):
     words = ["--model", "resnet8", "--image-size", "24", "--batch-size", "6", "--epochs", "1"]
     words += ["--warmup-epoch", "0", "--device", "cpu", "--workers", "0"]
     assert main(["train", "--data-dir", str(root), "--run-dir", str(run), *words]) == 0
-    summary = json.loads((run / "summary.json").read_text())
+    summary = read_result(run)
     return summary["weights_sha256"], summary["top1"], summary["images"]
 
 

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ class _SplitResult:
     images: int
     written: int = 0  # by this command; the others were there already
     encoded: int = 0  # of those, how many were not copied byte for byte
-    bad: list[str] = field(default_factory=list)
+    bad: list[str]
 
 
 class _BadImagesFound(Exception):

@@ -64,7 +64,7 @@ class SourceSplit:
         """The key that opens the source in any process."""
         return SplitKey(self.data, self.folder, self.name, self.source_options)
 
-    def count_classes(self, bad: Collection[int] = ()) -> NDArray[np.int64]:
+    def count_classes(self, bad: Collection[int]) -> NDArray[np.int64]:
         """The number of images of each class, without bad ones and those of unknown classes."""
         labels = np.delete(self.source.labels, list(bad))
         known = labels[(labels >= 0) & (labels < len(self.classes))]

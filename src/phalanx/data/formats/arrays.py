@@ -20,10 +20,6 @@ from phalanx.errors import ConfigError, DataError
 from phalanx.plan.draws import draw_below, draw_bits
 
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
-EMBEDDED_SHA256 = {
-    "train": "3fc3c5f7cb89c15342c87369a5de49614b0afa857bee68ba117e74fae5e3bacb",
-    "valid": "8ecb0ea2863a77349efc909573268c191fe211c1d03d299002471c30828eeb91",
-}
 _MD5_BLOCK = 1 << 20
 _SHIFTS = 1 << 16  # how many different images are cut from one block of random bytes
 

@@ -139,7 +139,7 @@ def find_height_field(data: bytes) -> int | None:
     return None
 
 
-def read_image_shape(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+def read_image_shape(data: bytes, name: str, *, max_pixels: int) -> tuple[int, int]:
     """Height and width as stored, from the header; BadImage also if it has too many pixels."""
     return _read_layout(data, name, max_pixels).shape
 
@@ -313,9 +313,7 @@ def encode_png(image: Pixels) -> bytes:
     return data.tobytes()
 
 
-def pillow_to_pixels(
-    image: Pillow.Image, name: str, *, max_pixels: int = MAX_PIXELS, upright: bool = True
-) -> Pixels:
+def pillow_to_pixels(image: Pillow.Image, name: str, *, max_pixels: int, upright: bool) -> Pixels:
     """The RGB pixels of a Pillow image of any mode; raises BadImage."""
     _refuse_bomb((image.height, image.width), name, max_pixels)
     if not image.height * image.width:

@@ -71,7 +71,7 @@ def _descend(folder: Path) -> Path:
     return folder
 
 
-def detect_only_dataset(root: Path, layout: LayoutOptions = _DEFAULT_LAYOUT) -> DetectedDataset:
+def detect_only_dataset(root: Path, layout: LayoutOptions) -> DetectedDataset:
     """The only dataset in a folder; raises DataError for none or several."""
     found = detect_datasets(root, layout)
     if not found:
@@ -83,9 +83,7 @@ def detect_only_dataset(root: Path, layout: LayoutOptions = _DEFAULT_LAYOUT) -> 
     return found[0]
 
 
-def locate_dataset(
-    data: str, root: Path, layout: LayoutOptions = _DEFAULT_LAYOUT
-) -> tuple[str, Path]:
+def locate_dataset(data: str, root: Path, layout: LayoutOptions) -> tuple[str, Path]:
     """The actual format and folder of a dataset, from its name and a folder that contains it.
 
     The folder itself if the dataset is there, else a folder below it. ImageNet may have any
@@ -121,7 +119,7 @@ def _refuse_other_format(data: str, root: Path, there: list[DetectedDataset]) ->
         raise DataError("\n".join([first, *_list_choices(photos)]))
 
 
-def describe_data_layout(data: str, folder: Path, layout: LayoutOptions = _DEFAULT_LAYOUT) -> str:
+def describe_data_layout(data: str, folder: Path, layout: LayoutOptions) -> str:
     """A line on how a folder of image files is read; empty for any other format."""
     return describe_layout(folder, layout) if data in FOLDER_FORMS else ""
 
@@ -133,6 +131,19 @@ def count_ignored(sources: Iterable[Source]) -> dict[str, int]:
         if isinstance(source, IndexedSource):
             total += Counter(source.index.ignored)
     return dict(total)
+
+
+def find_image_bytes(source: Source) -> float | None:
+    """The mean size of a stored image, if there is an index; bad images have no size."""
+    index = getattr(source, "index", None)
+    known = None if index is None else index.sizes[index.sizes > 0]
+    return float(known.mean()) if known is not None and len(known) else None
+
+
+def has_boxes(source: Source) -> bool:
+    """Whether any image has a bounding box."""
+    index = getattr(source, "index", None)  # a plugin's source may have boxes without an index
+    return hasattr(source, "box") if index is None else index.boxes is not None
 
 
 def describe_files(sources: Iterable[Source]) -> str:

@@ -128,7 +128,7 @@ def describe_layout(root: Path, layout: LayoutOptions = _DEFAULT_LAYOUT) -> str:
         return text
 
 
-def has_split(root: Path, split: str, layout: LayoutOptions = _DEFAULT_LAYOUT) -> bool:
+def has_split(root: Path, split: str, layout: LayoutOptions) -> bool:
     """Whether a folder has a split."""
     with convert_read_errors(root, _CHECK_PERMISSIONS):
         if layout.labels is not None:

@@ -23,6 +23,7 @@ from phalanx.data.process_pool import ProcessPool, WorkerKilled
 from phalanx.data.string_array import StringArray, join_strings, pack_strings
 from phalanx.errors import DataError
 from phalanx.plan.machine import count_cores
+from phalanx.units import format_some
 
 SHARD_SPLITS = {"train": ("train",), "valid": ("validation", "valid", "val")}
 SHARD_PREFIX = {"train": "train", "valid": "validation"}  # of the shards that we write
@@ -104,12 +105,10 @@ def _describe_missing(
 ) -> str:
     begin, end = example.span("number")
     before, after = example[0][:begin], example[0][end:]
-    names = [f"{before}{number:0{end - begin}}{after}" for number in missing[:_MISSING_SHOWN]]
-    unnamed = len(missing) - len(names)
-    more = f" and {unnamed:,} more" if unnamed else ""
+    names = [f"{before}{number:0{end - begin}}{after}" for number in missing]
     return (
-        f"{folder}: {', '.join(names)}{more} missing, {expected:,} shards expected; fetch what "
-        "is missing"
+        f"{folder}: {format_some(names, _MISSING_SHOWN)} missing, {expected:,} shards expected; "
+        "fetch what is missing"
     )
 
 

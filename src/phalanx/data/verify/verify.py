@@ -1,7 +1,7 @@
 """Checks every image of a dataset: errors, duplicates and the manifest."""
 
 import hashlib
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class ImageLocation:
     number: int
     name: str
     label: str
-    why: str = ""
+    why: str
 
 
 _Groups = dict[str, list[list[ImageLocation]]]
@@ -76,8 +76,8 @@ class VerifyResult:
     missing: list[str]  # a line for each class without images in a split
     manifest: str
     fingerprints: dict[str, Any]  # by split, of what was checked
-    layout: str = ""  # how the folder was read
-    ignored: dict[str, int] = field(default_factory=dict)  # files that were not read, by reason
+    layout: str  # how the folder was read
+    ignored: dict[str, int]  # files that were not read, by reason
 
     @property
     def totals(self) -> dict[str, int]:
