@@ -55,7 +55,8 @@ class Kernel:
 @pytest.mark.parametrize(
     "known", [{}, {"kernel [] None": "kernel BM=128 num_warps=4 num_stages=3"}]
 )
-def test_a_tile_that_the_device_has_no_memory_for_gives_way_to_the_next(known):
+def test_a_tile_that_the_device_has_no_memory_for_gives_way_to_the_next(known, monkeypatch):
+    monkeypatch.setattr("phalanx.kernels.choices._can_measure", lambda: False)  # it is no kernel
     choices, kernel = KernelChoices(), Kernel(64, 32)
     choices.chosen_names = known  # as it was measured on a larger GPU
     tiles = make_tiles("BM", (256, 4, 3), (128, 4, 3), (64, 4, 3), (32, 4, 3))
@@ -82,15 +83,14 @@ def test_the_faster_way_is_found_and_one_that_fails_is_left_out():
         choices.run_fastest("none", {"fails": fail, "fails too": fail})
 
 
-@CUDA
-@pytest.mark.gpu
 def test_a_run_remembers_its_choices_and_others_find_them_in_the_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(CHOICES, "known", {"work": "second"})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(CHOICES, "chosen_names", {"work": "second"})
     run, cache = tmp_path / "run", tmp_path / "cache"
     run.mkdir()
     ChoiceStore(run, cache).save(lambda own: [own], writes=True)
     assert json.loads((run / "kernels.json").read_text()) == {"work": "second"}
-    monkeypatch.setattr(CHOICES, "known", {})
+    monkeypatch.setattr(CHOICES, "chosen_names", {})
     (cache / "broken.json").write_text("{")
     ChoiceStore(None, cache).load()
     assert CHOICES.chosen_names == {"work": "second"}
