@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from phalanx.fused.tuning import ChoiceStore
-from phalanx.kernels.choices import CHOICES, KernelChoices, make_tiles
+from phalanx.kernels.choices import CHOICES, KernelChoices, _time_on_device, make_tiles
 from phalanx.kernels.fused import find_memory_error
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -81,6 +81,21 @@ def test_the_faster_way_is_found_and_one_that_fails_is_left_out():
     assert set(choices.timings["work"]) == {"slow", "fast"}
     with pytest.raises(RuntimeError, match="shared memory"):
         choices.run_fastest("none", {"fails": fail, "fails too": fail})
+
+
+def test_measurements_have_a_stream_of_the_device_that_is_used(monkeypatch):
+    opened = []
+
+    def open_stream(device=None):
+        opened.append(device)
+        raise RuntimeError("there is no GPU")
+
+    monkeypatch.setattr(torch.cuda, "Stream", open_stream)
+    for device in (8, 9):  # as where one run follows another, on another GPU
+        monkeypatch.setattr(torch.cuda, "current_device", lambda device=device: device)
+        with pytest.raises(RuntimeError, match="no GPU"):
+            _time_on_device(lambda: None)
+    assert opened == [8, 9]
 
 
 def test_a_run_remembers_its_choices_and_others_find_them_in_the_cache(tmp_path, monkeypatch):
