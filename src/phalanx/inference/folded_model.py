@@ -140,9 +140,12 @@ def _capturing_stream(device: torch.device) -> torch.cuda.Stream:
 
 def fold_model(model: nn.Module, half: torch.dtype | None) -> FoldedModel | None:
     """The model folded for scoring; None where it cannot be folded or gains nothing."""
-    if half is None or not isinstance(model, UnitModel) or not next(model.parameters()).is_cuda:
+    if half is None or not isinstance(model, UnitModel):
         return None
-    if type(model).forward is not UnitModel.forward or find_gpu_problem() is not None:
+    device = next(model.parameters()).device
+    if device.type != "cuda" or find_gpu_problem(device) is not None:
+        return None
+    if type(model).forward is not UnitModel.forward:
         return None
     folded = FoldedModel(model, half)
     return folded if len(folded.unfolded_units) < len(model.units) else None
