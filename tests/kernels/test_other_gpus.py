@@ -14,10 +14,12 @@ import torch
 import phalanx
 from phalanx.catalog.models import MODELS
 from phalanx.fused.enable import fuse_units
+from phalanx.fused.mbconv_block import build_mbconv_block
 from phalanx.inference.folded_model import FoldedModel
 from phalanx.kernels import gpu
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model
+from phalanx.models.efficientnet import InvertedResidual
 from phalanx.models.units import find_noise_sizes
 
 triton = pytest.importorskip("triton", reason="needs Triton: `make kernels` installs it")
@@ -117,6 +119,20 @@ def test_every_unit_trains(compiler, name, half):
     logits.float().sum().backward()
     assert len(compiler.compiled) > 5
     assert all(weight.grad is not None for weight in model.parameters() if weight.requires_grad)
+
+
+BLOCKS = {  # of EfficientNets
+    "widest": (MODELS["efficientnet_b7"], -1),
+}
+
+
+@pytest.mark.parametrize(("variant", "place"), BLOCKS.values(), ids=BLOCKS)
+def test_blocks_of_any_width_train(compiler, variant, place):
+    spec = variant.blocks[place]
+    block = InvertedResidual(spec, variant).to(memory_format=torch.channels_last)
+    x = torch.zeros(16, spec.channels_in, 4, 4).to(memory_format=torch.channels_last)
+    build_mbconv_block([block], torch.float16)(x.requires_grad_(), None).sum().backward()
+    assert len(compiler.compiled) > 10
 
 
 @pytest.mark.parametrize("count", [1, 256])
