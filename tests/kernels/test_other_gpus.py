@@ -6,6 +6,7 @@ it is refused where the kernel needs more shared memory than the GPU has. Result
 
 import os
 import pkgutil
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -123,6 +124,7 @@ def test_every_unit_trains(compiler, name, half):
 
 BLOCKS = {  # of EfficientNets
     "widest": (MODELS["efficientnet_b7"], -1),
+    "narrowest": (replace(MODELS["efficientnet_cifar"], expand_ratio=1), 1),
 }
 
 
