@@ -2,7 +2,6 @@
 
 import threading
 from collections import OrderedDict
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from phalanx.inference.fold import FoldedUnit, NotFoldable, fold_unit
 from phalanx.kernels.choices import CHOICES
-from phalanx.kernels.gpu import find_gpu_problem
+from phalanx.kernels.gpu import find_gpu_problem, use_device
 from phalanx.models.units import UnitModel
 
 _MOST_GRAPHS = 8  # input shapes whose graphs are kept
@@ -68,7 +67,7 @@ class FoldedModel(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a normalised batch."""
         device = images.device
-        with _ONE_THREAD, _use_device(device), torch.autocast(device.type, enabled=False):
+        with _ONE_THREAD, use_device(device), torch.autocast(device.type, enabled=False):
             if self.unfolded_units or not images.is_cuda:
                 return self._run(images)
             return self._replay(images)
@@ -125,11 +124,6 @@ class FoldedModel(nn.Module):
                 return None
         self._pool = graph.pool()
         return _CapturedGraph(graph, static, logits)
-
-
-def _use_device(device: torch.device) -> AbstractContextManager[object]:
-    """A context with this device current: launch and capture ignore where the tensors are."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @cache

@@ -1,5 +1,6 @@
 """The properties of a GPU that decide which kernels run on it, and with which tiles."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 
@@ -33,6 +34,11 @@ def _read_gpu(device: torch.device) -> Gpu:
     found = torch.cuda.get_device_properties(device)
     memory = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
     return Gpu(found.multi_processor_count, memory, has_tma=found.major >= 9)
+
+
+def use_device(device: torch.device) -> AbstractContextManager[object]:
+    """A context with this GPU current: Triton launches and captures there, wherever tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def find_gpu_problem(device: torch.device) -> str | None:
