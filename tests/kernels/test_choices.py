@@ -7,10 +7,17 @@ import torch
 
 from phalanx.fused.tuning import ChoiceStore
 from phalanx.kernels.choices import CHOICES, KernelChoices, _time_on_device, make_tiles
-from phalanx.kernels.fused import find_memory_error
+from phalanx.kernels.fused import find_fused, find_memory_error
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 IMPLEMENTATIONS = {"first": lambda: 1, "second": lambda: 2}
+
+
+def test_a_kernel_that_is_misspelt_is_not_taken_for_a_missing_triton():
+    for name in ("phalanx.kernels.no_file.kernel", "phalanx.kernels.gpu.no_function"):
+        with pytest.raises((ImportError, AttributeError), match=r"no_file|no_function"):
+            find_fused(name)
+    assert find_fused("no_such_package.kernel") is None
 
 
 def test_tiles_are_named_row_by_row():
