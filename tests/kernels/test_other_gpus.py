@@ -9,11 +9,14 @@ import pkgutil
 from dataclasses import replace
 from importlib import import_module
 
+import numpy as np
 import pytest
 import torch
 
 import phalanx
 from phalanx.catalog.models import MODELS
+from phalanx.engine.dynamic_loss_scale import DynamicLossScale
+from phalanx.engine.fused_update import DeviceLossScale, FusedUpdate
 from phalanx.fused.enable import fuse_units
 from phalanx.fused.mbconv_block import build_mbconv_block
 from phalanx.inference.folded_model import FoldedModel
@@ -22,6 +25,8 @@ from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model
 from phalanx.models.efficientnet import InvertedResidual
 from phalanx.models.units import find_noise_sizes
+from phalanx.optim.build import build_optimizer
+from small_steps import RULES, give_gradients, settings_of, toy
 
 triton = pytest.importorskip("triton", reason="needs Triton: `make kernels` installs it")
 pytestmark = [
@@ -146,3 +151,22 @@ def test_every_unit_scores(compiler, name, count):
     with torch.no_grad():
         assert folded(images(count, 64)).shape == (count, 1000)
     assert not folded.unfolded_units and len(compiler.compiled) > 10
+
+
+def test_what_makes_batches_and_updates_weights(compiler):
+    kernels = [import_module(f"phalanx.kernels.{name}_fused") for name in ("shift", "crop_resize")]
+    images, crops = torch.zeros(2, 12, 12, 3, dtype=torch.uint8), torch.zeros(4, 2).int()
+    kernels[0].shift_fused(images, crops, reflects=True)
+    kernels[1].crop_and_resize_fused([*images.permute(0, 3, 1, 2)], np.ones((2, 5), "f4"), 8)
+    rounding = import_module("phalanx.kernels.rounding_fused")
+    for half in (torch.float16, torch.bfloat16):
+        pair = [torch.zeros(9)], [torch.zeros(9, dtype=half)]
+        rounding.round_fused(*pair, pair[1], keys=[1], saturate=True, stochastic=True)
+    for rule in RULES[:-2]:  # all that are fused
+        model, scaler = toy(), DeviceLossScale(DynamicLossScale(8.0), torch.device("cpu"))
+        give_gradients(model, 0)
+        optimizer = build_optimizer(model, settings_of(rule))
+        FusedUpdate(optimizer, scaler=scaler).apply(1, 0.1, 1.0)
+    update = {"sum_squares", "finish_gradient_norm", "_update"}
+    found = {name for name, _ in compiler.compiled}
+    assert found == {"_shift", "_crop_and_resize", "_round", *update}
