@@ -118,7 +118,7 @@ def list_group_cases(batch: int, half: torch.dtype) -> Iterator[Case]:
         yield Case(f"32 groups, {where}", run, count_bytes(x, x))
         back = partial(convolve_groups_back, dy, x, weight, shape)
         for name, wanted, times in (("weight", False, 2), ("input and weight", True, 5)):
-            run = partial(back, wanted=wanted)
+            run = partial(back, needs_input_grad=wanted)
             yield Case(f"32 groups, gradient of {name}, {where}", run, times * count_bytes(x))
 
 

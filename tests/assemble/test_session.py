@@ -2,6 +2,7 @@
 
 import random
 import resource
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from phalanx.assemble.prepare import prepare_new_run
 from phalanx.assemble.score import open_checkpoint, score_target
 from phalanx.assemble.scoring_target import read_checkpoint
 from phalanx.assemble.session import Session
+from phalanx.assemble.torch_setup import prepare_torch, preserve_torch_settings
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
 from phalanx.engine.checkpoint_store import list_checkpoints
@@ -57,6 +59,24 @@ def test_freed_memory_stays_for_the_next_step(prepared):
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     assert [count_faults() for _ in range(12)][-1] < 100, "4 MiB, 1,024 pages, a layer"
+
+
+@pytest.mark.parametrize(("name", "used"), [("cuda:0", 0), ("cuda:2", 2), ("cuda", 1)])
+def test_the_gpu_that_is_named_is_current_until_a_program_goes_on(
+    prepared, monkeypatch, name, used
+):
+    current = [1]  # the program has chosen it
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: current.append(getattr(device, "index", device))
+    )
+    with preserve_torch_settings():
+        prepare_torch(replace(prepared.plan, device=name))
+        assert current[-1] == used
+    assert current[-1] == 1
 
 
 def torch_settings():

@@ -9,6 +9,7 @@ from phalanx.catalog.models import MODELS
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.catalog.variant import Norm
 from phalanx.fused.enable import describe_unfused_units, fuse_units
+from phalanx.kernels import gpu
 from phalanx.models.build import build_model
 from phalanx.models.resnet import ResNet
 from phalanx.models.units import UnitModel
@@ -45,6 +46,16 @@ def test_the_reason_is_said():
     assert fuse_units(model, torch.float16, interpreted=True) == {
         "layer1/0": "the forward of its Conv2d was replaced"
     }
+
+
+def test_a_gpu_is_judged_by_its_own_age(monkeypatch):
+    ages = {"cuda:0": (7, 5), "cuda:1": (9, 0)}
+    monkeypatch.setattr(gpu, "find_fused", lambda _: print)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda device="cuda:0": ages[str(device)]
+    )
+    found = [gpu.find_gpu_problem(torch.device(name)) for name in ages]
+    assert found == ["the GPU is older than they are made for", None]
 
 
 def why_not(variant):

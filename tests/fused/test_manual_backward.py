@@ -4,7 +4,9 @@ With TRITON_INTERPRET=1 and Triton installed the tests on the CPU run the fused 
 """
 
 import copy
+import os
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from phalanx.catalog.resnets import FastResNetVariant, ResNetVariant
 from phalanx.catalog.variant import Norm
 from phalanx.fused.enable import fuse_units
 from phalanx.fused.half_copies import cast_before_passes
+from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model
 
 BASIC = ResNetVariant(
@@ -96,6 +99,41 @@ def test_a_network_of_fused_units_trains_as_its_modules_do(variant):
         assert error < 2e-5, f"{name}: {error:.1e}"
     for name, weight in fused.named_parameters():
         assert weight.grad.stride() == weight.stride(), name
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
+@pytest.mark.parametrize("name", ["airbench", "resnext", "fast, groups"])
+def test_offsets_of_64_bits_as_in_huge_batches_change_no_bit(name, monkeypatch):
+    plain, run, launched = a_network(NETWORKS[name]), CHOICES.run, []
+
+    def run_wide(kernel, *args, **flags):
+        if "WIDE" in flags:
+            launched.append(kernel.__name__)
+            flags["WIDE"] = True
+        return run(kernel, *args, **flags)
+
+    results = []
+    for wide in (False, True):
+        if wide:
+            monkeypatch.setattr(CHOICES, "run", run_wide)
+        model = copy.deepcopy(plain)
+        fuse_units(model, torch.float32, interpreted=True)
+        results.append(train_once(model, a_batch(NETWORKS[name].image_size), torch.float32))
+    assert all(torch.equal(one, results[1][name]) for name, one in results[0].items())
+    assert {"_sum_statistics", "_apply", "_sum_gradients", "_apply_back"} <= set(launched)
+    kernels = {"airbench": {"_whiten", "_pool", "_unpool_back"}, "resnext": {"_pool_back_quads"}}
+    assert kernels.get(name, {"_pool_back"}) <= set(launched)
+
+
+@pytest.mark.parametrize(("images", "wide"), [(1700, False), (1800, True)])
+def test_a_huge_batch_is_whitened_with_offsets_of_64_bits(images, wide, monkeypatch):
+    pytest.importorskip("triton", reason="needs Triton")
+    whiten = import_module("phalanx.fused.stem_fused").whiten_fused
+    flags = {}
+    monkeypatch.setattr(CHOICES, "run", lambda *_, **given: flags.update(given))
+    x = torch.empty(images, 3, 224, 224, device="meta")  # 24 channels of 223 x 223 each
+    whiten(x, torch.empty(24, 3, 2, 2, device="meta"), torch.float16)
+    assert flags["WIDE"] == wide
 
 
 def test_norms_that_do_not_train_are_left_to_the_modules():

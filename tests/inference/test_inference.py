@@ -162,11 +162,11 @@ def test_a_graph_has_an_input_of_its_own(captured, name):
 
 def test_the_device_of_the_images_is_entered(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    second, entered = folded_model._use_device(torch.device("cuda", 1)), []
+    second, entered = folded_model.use_device(torch.device("cuda", 1)), []
     assert isinstance(second, torch.cuda.device) and second.idx == 1
-    with folded_model._use_device(torch.device("cpu")):
+    with folded_model.use_device(torch.device("cpu")):
         pass
-    monkeypatch.setattr(folded_model, "_use_device", lambda d: entered.append(d) or nullcontext())
+    monkeypatch.setattr(folded_model, "use_device", lambda d: entered.append(d) or nullcontext())
     FoldedModel(make("resnet8"), GPU_LAYERS)(images(1, 16))
     assert entered == [torch.device("cpu")]
 

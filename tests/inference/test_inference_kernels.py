@@ -154,6 +154,18 @@ def test_a_stem_after_space_to_depth_is_the_strided_convolution(size, kernel):
 
 
 @needs_triton
+def test_a_stem_whose_blocks_no_32_bit_offset_reaches_is_left_to_torch(monkeypatch):
+    launched, padding = [], (2, 1)
+    x = image(2, 3, 8, 12, dtype=torch.float32)
+    blocks = parts.empty_space_to_depth(x, padding, HALF)  # more elements than x
+    monkeypatch.setattr(convs, "_LARGEST", blocks.numel())
+    monkeypatch.setattr(parts, "launch_kernel", lambda kernel, *_, **__: launched.append(kernel))
+    parts.space_to_depth(x, blocks, padding)
+    assert not launched and x.numel() < blocks.numel()
+    assert torch.equal(blocks, parts.space_to_depth_reference(x, padding, HALF))
+
+
+@needs_triton
 @pytest.mark.parametrize("size", [(8, 12), (9, 7)])
 def test_activation_and_pool(size):
     x, bias = image(2, 24, *size), torch.randn(24, device=DEVICE)

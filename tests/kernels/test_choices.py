@@ -6,11 +6,18 @@ import pytest
 import torch
 
 from phalanx.fused.tuning import ChoiceStore
-from phalanx.kernels.choices import CHOICES, KernelChoices, make_tiles
-from phalanx.kernels.fused import find_memory_error
+from phalanx.kernels.choices import CHOICES, KernelChoices, _time_on_device, make_tiles
+from phalanx.kernels.fused import find_fused, find_memory_error
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 IMPLEMENTATIONS = {"first": lambda: 1, "second": lambda: 2}
+
+
+def test_a_kernel_that_is_misspelt_is_not_taken_for_a_missing_triton():
+    for name in ("phalanx.kernels.no_file.kernel", "phalanx.kernels.gpu.no_function"):
+        with pytest.raises((ImportError, AttributeError), match=r"no_file|no_function"):
+            find_fused(name)
+    assert find_fused("no_such_package.kernel") is None
 
 
 def test_tiles_are_named_row_by_row():
@@ -55,7 +62,8 @@ class Kernel:
 @pytest.mark.parametrize(
     "known", [{}, {"kernel [] None": "kernel BM=128 num_warps=4 num_stages=3"}]
 )
-def test_a_tile_that_the_device_has_no_memory_for_gives_way_to_the_next(known):
+def test_a_tile_that_the_device_has_no_memory_for_gives_way_to_the_next(known, monkeypatch):
+    monkeypatch.setattr("phalanx.kernels.choices._can_measure", lambda: False)  # it is no kernel
     choices, kernel = KernelChoices(), Kernel(64, 32)
     choices.chosen_names = known  # as it was measured on a larger GPU
     tiles = make_tiles("BM", (256, 4, 3), (128, 4, 3), (64, 4, 3), (32, 4, 3))
@@ -82,15 +90,29 @@ def test_the_faster_way_is_found_and_one_that_fails_is_left_out():
         choices.run_fastest("none", {"fails": fail, "fails too": fail})
 
 
-@CUDA
-@pytest.mark.gpu
+def test_measurements_have_a_stream_of_the_device_that_is_used(monkeypatch):
+    opened = []
+
+    def open_stream(device=None):
+        opened.append(device)
+        raise RuntimeError("there is no GPU")
+
+    monkeypatch.setattr(torch.cuda, "Stream", open_stream)
+    for device in (8, 9):  # as where one run follows another, on another GPU
+        monkeypatch.setattr(torch.cuda, "current_device", lambda device=device: device)
+        with pytest.raises(RuntimeError, match="no GPU"):
+            _time_on_device(lambda: None)
+    assert opened == [8, 9]
+
+
 def test_a_run_remembers_its_choices_and_others_find_them_in_the_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(CHOICES, "known", {"work": "second"})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(CHOICES, "chosen_names", {"work": "second"})
     run, cache = tmp_path / "run", tmp_path / "cache"
     run.mkdir()
     ChoiceStore(run, cache).save(lambda own: [own], writes=True)
     assert json.loads((run / "kernels.json").read_text()) == {"work": "second"}
-    monkeypatch.setattr(CHOICES, "known", {})
+    monkeypatch.setattr(CHOICES, "chosen_names", {})
     (cache / "broken.json").write_text("{")
     ChoiceStore(None, cache).load()
     assert CHOICES.chosen_names == {"work": "second"}

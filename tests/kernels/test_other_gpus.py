@@ -6,20 +6,28 @@ it is refused where the kernel needs more shared memory than the GPU has. Result
 
 import os
 import pkgutil
+from dataclasses import replace
 from importlib import import_module
 
+import numpy as np
 import pytest
 import torch
 
 import phalanx
 from phalanx.catalog.models import MODELS
+from phalanx.engine.dynamic_loss_scale import DynamicLossScale
+from phalanx.engine.fused_update import DeviceLossScale, FusedUpdate
 from phalanx.fused.enable import fuse_units
+from phalanx.fused.mbconv_block import build_mbconv_block
 from phalanx.inference.folded_model import FoldedModel
 from phalanx.inference.gpu_layers import choose_gpu_layers
 from phalanx.kernels import gpu
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model
+from phalanx.models.efficientnet import InvertedResidual
 from phalanx.models.units import find_noise_sizes
+from phalanx.optim.build import build_optimizer
+from small_steps import RULES, give_gradients, settings_of, toy
 
 triton = pytest.importorskip("triton", reason="needs Triton: `make kernels` installs it")
 pytestmark = [
@@ -120,6 +128,21 @@ def test_every_unit_trains(compiler, name, half):
     assert all(weight.grad is not None for weight in model.parameters() if weight.requires_grad)
 
 
+BLOCKS = {  # of EfficientNets
+    "widest": (MODELS["efficientnet_b7"], -1),
+    "narrowest": (replace(MODELS["efficientnet_cifar"], expand_ratio=1), 1),
+}
+
+
+@pytest.mark.parametrize(("variant", "place"), BLOCKS.values(), ids=BLOCKS)
+def test_blocks_of_any_width_train(compiler, variant, place):
+    spec = variant.blocks[place]
+    block = InvertedResidual(spec, variant).to(memory_format=torch.channels_last)
+    x = torch.zeros(16, spec.channels_in, 4, 4).to(memory_format=torch.channels_last)
+    build_mbconv_block([block], torch.float16)(x.requires_grad_(), None).sum().backward()
+    assert len(compiler.compiled) > 10
+
+
 @pytest.mark.parametrize("count", [1, 256])
 @pytest.mark.parametrize("name", ["resnet50", "resnext50_32x4d", "efficientnet_b0"])
 def test_every_unit_scores(compiler, name, count):
@@ -129,3 +152,22 @@ def test_every_unit_scores(compiler, name, count):
     with torch.no_grad():
         assert folded(images(count, 64)).shape == (count, 1000)
     assert not folded.unfolded_units and len(compiler.compiled) > 10
+
+
+def test_what_makes_batches_and_updates_weights(compiler):
+    kernels = [import_module(f"phalanx.kernels.{name}_fused") for name in ("shift", "crop_resize")]
+    images, crops = torch.zeros(2, 12, 12, 3, dtype=torch.uint8), torch.zeros(4, 2).int()
+    kernels[0].shift_fused(images, crops, reflects=True)
+    kernels[1].crop_and_resize_fused([*images.permute(0, 3, 1, 2)], np.ones((2, 5), "f4"), 8)
+    rounding = import_module("phalanx.kernels.rounding_fused")
+    for half in (torch.float16, torch.bfloat16):
+        pair = [torch.zeros(9)], [torch.zeros(9, dtype=half)]
+        rounding.round_fused(*pair, pair[1], keys=[1], saturate=True, stochastic=True)
+    for rule in RULES[:-2]:  # all that are fused
+        model, scaler = toy(), DeviceLossScale(DynamicLossScale(8.0), torch.device("cpu"))
+        give_gradients(model, 0)
+        optimizer = build_optimizer(model, settings_of(rule))
+        FusedUpdate(optimizer, scaler=scaler).apply(1, 0.1, 1.0)
+    update = {"sum_squares", "finish_gradient_norm", "_update"}
+    found = {name for name, _ in compiler.compiled}
+    assert found == {"_shift", "_crop_and_resize", "_round", *update}

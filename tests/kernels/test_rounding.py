@@ -1,5 +1,8 @@
 """Rounding to 16 bits: unbiased, repeatable, and the same wherever and however a tensor lies."""
 
+import os
+from importlib import import_module
+
 import numpy as np
 import pytest
 import torch
@@ -221,12 +224,12 @@ def test_counts_add_up_over_tensors():
     assert (targets[0] == 1).all() and (targets[1] == 4).all()
 
 
-# --- on a GPU ---
+# --- by the kernel ---
 
 
-def every_kind():
+def every_kind(count=3 * 10**5):
     """Numbers of all sizes and kinds, in two layouts."""
-    bits = np.random.default_rng(0).integers(0, 2**32, 3 * 10**5, np.uint32).view("i4")
+    bits = np.random.default_rng(0).integers(0, 2**32, count, np.uint32).view("i4")
     anything = torch.from_numpy(bits).view(torch.float32)
     small = torch.randn(32, 24, 3, 3, generator=torch.manual_seed(0)) * 2.0**-15
     tiny = torch.randn(9999, generator=torch.manual_seed(1)) * 2.0**-25
@@ -248,6 +251,23 @@ def rounded_on(device, values, dtype, **how):
     targets, gradients = ([value.to(dtype) for value in values] for _ in range(2))
     counts = round_each(values, targets, gradients, keys=range(len(values)), **how)
     return [bits_of(target) for target in targets], counts.tolist()
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, where a GPU says nothing
+@pytest.mark.parametrize("saturate", [True, False])
+@pytest.mark.parametrize("stochastic", [True, False])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_kernel_gives_the_same_bits_and_counts(dtype, stochastic, saturate, monkeypatch):
+    how = {"stochastic": stochastic, "saturate": saturate}
+    expected, counts = rounded_on("cpu", every_kind(20_000), dtype, **how)
+    kernel = import_module("phalanx.kernels.rounding_fused").round_fused
+    monkeypatch.setattr(rounding, "_find_fused_for", lambda *_: kernel)
+    given, given_counts = rounded_on("cpu", every_kind(20_000), dtype, **how)
+    for number, (one, two) in enumerate(zip(expected, given, strict=True)):
+        assert torch.equal(one, two), number
+    assert counts[:5] == given_counts[:5] and min(counts[:6]) > 0
+    assert given_counts[5:] == pytest.approx(counts[5:], rel=1e-9)  # floats, in another order
 
 
 @pytest.mark.gpu

@@ -1,5 +1,8 @@
 """Images of a set on the device, shifted and mirrored."""
 
+import os
+from importlib import import_module
+
 import numpy as np
 import pytest
 import torch
@@ -42,6 +45,17 @@ def test_images_are_shifted_and_mirrored_as_told(shape, mode):
     reflects = mode == "reflect"
     shown = shift_batch(torch.from_numpy(images), torch.from_numpy(crops), reflects=reflects)
     assert np.array_equal(shown.numpy(), by_hand(images, crops, mode))
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
+@pytest.mark.parametrize("reflects", [False, True])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_kernel_gives_the_same_bytes(shape, reflects):
+    kernel = import_module("phalanx.kernels.shift_fused").shift_fused
+    images = torch.from_numpy(a_set(shape))
+    part = torch.from_numpy(some_crops(len(images)))[:, :9]
+    found = kernel(images, part, reflects=reflects)
+    assert torch.equal(found, shift_reference(images, part, reflects=reflects))
 
 
 @pytest.mark.gpu

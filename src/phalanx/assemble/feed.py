@@ -120,12 +120,14 @@ class LoadedFeed:
         if self._normaliser.device.type != "cuda" or not self.loader.needs_prefetch(split):
             yield from map(copy, steps)
             return
-        copied = copy_ahead(steps, copy, self._normaliser.device)
+        device = self._normaliser.device
+        copied = copy_ahead(steps, copy, device)
         if split in self._copying:
             self._copying[split].close()
         self._copying[split] = ahead = prefetch(copied)
         for step, done in ahead:
-            wait_for_copy((part for one in step for part in one[1:] if part is not None), done)
+            parts = (part for one in step for part in one[1:] if part is not None)
+            wait_for_copy(parts, done, device)
             yield step
 
     def _copy(self, batch: Batch, *, scored: bool) -> _DeviceBatch:

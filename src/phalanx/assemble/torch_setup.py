@@ -31,8 +31,8 @@ def prepare_torch(plan: Plan, *, local_rank: int = 0) -> torch.device:
     device = _open_device(find_rank_device(plan.device, local_rank), "--device")
     if device.type == "cpu":
         _keep_freed_memory()
-    if device.index:
-        torch.cuda.set_device(device)  # for what names no device, such as NCCL
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # for what names no device, such as NCCL and Triton
     return device
 
 
@@ -91,9 +91,12 @@ def preserve_torch_settings() -> Iterator[None]:
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     float16 = matmul.allow_fp16_reduced_precision_reduction
     bfloat16 = matmul.allow_bf16_reduced_precision_reduction
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
     try:
         yield
     finally:
+        if torch.cuda.is_initialized():
+            torch.cuda.set_device(device)
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]

@@ -42,8 +42,9 @@ def fuse_units(model: UnitModel, half: torch.dtype, *, interpreted: bool = False
 
     interpreted: also on the CPU, for tests in Triton's interpreter; then `half` may be any dtype.
     """
-    on_gpu = next(model.parameters()).is_cuda and not interpreted
-    problem = find_gpu_problem() if on_gpu else None
+    device = next(model.parameters()).device
+    on_gpu = device.type == "cuda" and not interpreted
+    problem = find_gpu_problem(device) if on_gpu else None
     if problem:
         return dict.fromkeys(model.units, problem)
     reasons: dict[str, str] = {}

@@ -66,7 +66,7 @@ def arrange_image_fused(x: Tensor, size: int, half: torch.dtype) -> Tensor:
 @triton.jit
 def _whiten(
     x, weight, out, M, H, W, SN, SC, SH, SW, CO, FN, FC, FH, FW,
-    HALF: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    HALF: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """GELU of a 2 x 2 convolution of three channels: an implicit GEMM of K = 16, four of them 0."""
     m, k, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, 16), tl.arange(0, BC)
@@ -78,7 +78,7 @@ def _whiten(
     own = (i * FH + j * FW + channel * FC)[:, None] + c[None, :] * FN
     ok = (channel < 3)[:, None] & (c < CO)[None, :]
     value = tl.dot(left, tl.load(weight + own, mask=ok, other=0.0).to(HALF))
-    to, ok = find_offsets(m, c, M, CO, False)
+    to, ok = find_offsets(m, c, M, CO, WIDE)
     tl.store(out + to, activate(value, 4).to(out.dtype.element_ty), mask=ok)
 
 
@@ -89,7 +89,7 @@ def whiten_fused(x: Tensor, weight: Tensor, half: torch.dtype) -> Tensor:
     args = (x, weight, out, pixels, h, w, *x.stride(), channels, *weight.stride())
     block = triton.next_power_of_2(channels)
     grid = lambda tile: (triton.cdiv(pixels, tile["BM"]),)  # noqa: E731
-    flags = {"HALF": _TYPES[half], "BC": max(16, block)}
+    flags = {"HALF": _TYPES[half], "WIDE": out.numel() >= 2**31, "BC": max(16, block)}
     CHOICES.run(_whiten, grid, args, _FILTER_TILES, **flags)
     return out
 

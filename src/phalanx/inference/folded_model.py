@@ -2,7 +2,6 @@
 
 import threading
 from collections import OrderedDict
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,7 +14,7 @@ from phalanx.inference.fold import FoldedUnit, fold_unit
 from phalanx.inference.gpu_layers import choose_gpu_layers
 from phalanx.inference.layers import LayerTypes, NotFoldable
 from phalanx.kernels.choices import CHOICES
-from phalanx.kernels.gpu import find_gpu_problem
+from phalanx.kernels.gpu import find_gpu_problem, use_device
 from phalanx.models.units import UnitModel
 
 _MOST_GRAPHS = 8  # input shapes whose graphs are kept
@@ -71,7 +70,7 @@ class FoldedModel(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a normalised batch."""
         device = images.device
-        with _ONE_THREAD, _use_device(device), torch.autocast(device.type, enabled=False):
+        with _ONE_THREAD, use_device(device), torch.autocast(device.type, enabled=False):
             if self.unfolded_units or not images.is_cuda:
                 return self._run(images)
             return self._replay(images)
@@ -131,11 +130,6 @@ class FoldedModel(nn.Module):
         return _CapturedGraph(graph, static, logits)
 
 
-def _use_device(device: torch.device) -> AbstractContextManager[object]:
-    """A context with this device current: launch and capture ignore where the tensors are."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
 @cache
 def _capturing_stream(device: torch.device) -> torch.cuda.Stream:
     """A stream of this device: torch's default capture stream is of the device used first."""
@@ -155,7 +149,8 @@ def fold_model(model: nn.Module, half: torch.dtype | None) -> FoldedModel | None
 
 def _choose_layers(weight: Tensor, half: torch.dtype | None) -> LayerTypes | None:
     """The layers for a model with this weight, which computes in `half`, or in 32 bits if None."""
-    if half is not None:
-        return choose_gpu_layers(half) if weight.is_cuda and find_gpu_problem() is None else None
-    is_plain = weight.device.type == "cpu" and weight.dtype == torch.float32
+    device = weight.device
+    if half is not None and device.type == "cuda":
+        return choose_gpu_layers(half) if find_gpu_problem(device) is None else None
+    is_plain = half is None and device.type == "cpu" and weight.dtype == torch.float32
     return CPU_LAYERS if is_plain and has_onednn() else None

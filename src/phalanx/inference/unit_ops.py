@@ -44,7 +44,7 @@ def space_to_depth(x: Tensor, out: Tensor, padding: Sequence[int]) -> None:
 
     padding: blocks of zeros before and after, in both directions. out: from `empty_space_to_depth`.
     """
-    if not runs_kernels(x) or not fits_32_bit_offsets(x):
+    if not runs_kernels(x) or not fits_32_bit_offsets(x, out):
         out.copy_(space_to_depth_reference(x, padding, out.dtype))
         return
     rows = out.numel() // STEM_CHANNELS

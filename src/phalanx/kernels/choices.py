@@ -245,7 +245,8 @@ def _time_on_device(run: Callable[[], object]) -> float:
     The fastest replay counts: other work on the device can only make a replay slower.
     """
     run()
-    side, graph = _measuring_stream(), torch.cuda.CUDAGraph()
+    side = _measuring_stream(torch.cuda.current_device())
+    graph = torch.cuda.CUDAGraph()
     moments = [torch.cuda.Event(enable_timing=True) for _ in range(_REPLAYS + 1)]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -268,9 +269,9 @@ def _time_on_device(run: Callable[[], object]) -> float:
 
 
 @cache
-def _measuring_stream() -> torch.cuda.Stream:
-    """One stream for all measurements, so that libraries keep one workspace for it."""
-    return torch.cuda.Stream()
+def _measuring_stream(device: int) -> torch.cuda.Stream:
+    """One stream of a device for all measurements, so that libraries keep one workspace for it."""
+    return torch.cuda.Stream(device)
 
 
 CHOICES = KernelChoices()

@@ -9,6 +9,8 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
+from phalanx.kernels.gpu import use_device
+
 
 @triton.jit
 def _crop_and_resize(layouts, boxes, out, size, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -68,7 +70,7 @@ def crop_and_resize_fused(
     table = torch.from_numpy(boxes).to(device, non_blocking=True)
     out = images[0].new_empty((len(images), size, size, 3))
     columns = triton.next_power_of_2(size)
-    with torch.cuda.device(device):
+    with use_device(device):
         _crop_and_resize[(len(images), size)](
             layouts, table, out, size, COLUMNS=columns, num_warps=4
         )

@@ -1,5 +1,6 @@
 """The properties of a GPU that decide which kernels run on it, and with which tiles."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 
@@ -35,13 +36,18 @@ def _read_gpu(device: torch.device) -> Gpu:
     return Gpu(found.multi_processor_count, memory, has_tma=found.major >= 9)
 
 
-def find_gpu_problem() -> str | None:
-    """Why the current GPU cannot run our kernels; None if it can."""
+def use_device(device: torch.device) -> AbstractContextManager[object]:
+    """A context with this GPU current: Triton launches and captures there, wherever tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def find_gpu_problem(device: torch.device) -> str | None:
+    """Why a GPU cannot run our kernels; None if it can."""
     if find_fused("phalanx.kernels.norm_passes_fused.sum_statistics") is None:
         return "Triton is not installed"
     if torch.version.hip is not None:
         return "they are written for NVIDIA's GPUs"
-    if torch.cuda.get_device_capability() < _OLDEST:
+    if torch.cuda.get_device_capability(device) < _OLDEST:
         return "the GPU is older than they are made for"
     return None
 

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phalanx.kernels.gpu import use_device
 from phalanx.kernels.random_bits import to_signed
 from phalanx.kernels.random_bits_fused import draw_int32
 from phalanx.kernels.rounding import COUNTS, INFINITY, LARGEST_FINITE, find_layout
@@ -142,12 +143,13 @@ def round_fused(
     sizes = tuple(value.numel() for value in values)
     columns = (*addresses, sizes, *zip(*layouts, strict=True), map(to_signed, keys))
     table = torch.tensor(list(zip(*columns, strict=True)), dtype=torch.int64)
-    # from pinned memory the copy does not wait for the device
-    table = table.pin_memory().to(device, non_blocking=True)
+    if device.type == "cuda":
+        table = table.pin_memory()  # so that the copy does not wait for the device
+    table = table.to(device, non_blocking=True)
     blocks = find_blocks(sizes, _BLOCK.value, device)
     counts = torch.zeros((len(blocks), len(COUNTS)), dtype=torch.float64, device=device)
     if len(blocks):
-        with torch.cuda.device(device):
+        with use_device(device):
             _round[(len(blocks),)](
                 table,
                 blocks,

@@ -1,10 +1,11 @@
 """phalanx.kernels.shift in Triton: one kernel instead of fifteen."""
 # ruff: noqa: PLR0913, PLR0917  (kernels take pointers and sizes one by one)
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from phalanx.kernels.gpu import use_device
 
 _BLOCK = tl.constexpr(4096)  # bytes per program; a CIFAR image has 3072
 
@@ -41,7 +42,7 @@ def shift_fused(images: Tensor, crops: Tensor, *, reflects: bool) -> Tensor:
     out = images.new_empty((count, height, width, 3))
     blocks = triton.cdiv(height * width * 3, _BLOCK.value)
     channels = 1 if images.ndim == 3 else 3
-    with torch.cuda.device(images.device):
+    with use_device(images.device):
         _shift[(count, blocks)](
             *(images, crops, crops.stride(0), out, height, width),
             CHANNELS=channels,

@@ -1,7 +1,6 @@
 """phalanx.kernels.update as three Triton kernels for any number of tensors."""
 # ruff: noqa: PLR0913, PLR0917, PLR1714, SIM109
 
-from contextlib import nullcontext
 from itertools import chain
 
 import numpy as np
@@ -11,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phalanx.kernels import update
+from phalanx.kernels.gpu import use_device
 from phalanx.kernels.gradient_norm_fused import (
     ADAM,
     AVERAGE,
@@ -279,7 +279,7 @@ class _UpdateTables:
 
     def launch(self) -> None:
         """Update all tensors."""
-        with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+        with use_device(self._device):
             self._launch()
 
     def _launch(self) -> None:

@@ -159,7 +159,7 @@ def expand(x: Tensor, weight: Tensor, stem: bool) -> tuple[Tensor, Tensor]:
 
 def _split_outputs(e: int) -> tuple[int, int]:
     """Two powers of two that together cover e columns; the second may be 0."""
-    first = min(128, 1 << (e.bit_length() - 1))
+    first = min(128, max(16, 1 << (e.bit_length() - 1)))
     return first, next_power_of_2(e - first) if e > first else 0
 
 

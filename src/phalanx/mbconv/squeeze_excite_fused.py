@@ -13,8 +13,9 @@ from phalanx.kernels.image_layout import new_floats
 from phalanx.mbconv.activation_fused import next_power_of_2, sigmoid
 from phalanx.mbconv.partial_sums_fused import store_back
 
-_TILES = make_tiles("BI BC BK", (16, 64, 64, 4, 2))
-_BACK_TILES = make_tiles("BI BC BK", (16, 64, 64, 4, 2), (16, 128, 128, 4, 1))
+# the last of both are for wide blocks on GPUs with little shared memory, such as an L4
+_TILES = make_tiles("BI BC BK", (16, 64, 64, 4, 2), (16, 64, 64, 4, 1))
+_BACK_TILES = make_tiles("BI BC BK", (16, 64, 64, 4, 2), (16, 128, 128, 4, 1), (16, 64, 64, 4, 1))
 _WEIGHT_TILES = make_tiles("BI BC", (64, 16, 4, 1))
 
 

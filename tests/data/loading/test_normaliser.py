@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from phalanx.data.loading.device import Normaliser
+from phalanx.data.loading.device import Normaliser, wait_for_copy
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 5, 7, 3), np.uint8)
@@ -57,3 +57,35 @@ def test_the_place_and_what_travels_change_no_value(how):
 
 def test_none_leaves_values_between_zero_and_one():
     assert np.allclose(normalised(PIXELS, "none"), PIXELS / 255, atol=1e-7)
+
+
+class Stream:
+    """In place of a CUDA stream: notes what it waits for."""
+
+    def __init__(self):
+        self.awaited = []
+
+    def wait_event(self, event):
+        self.awaited.append(event)
+
+
+class Copied:
+    """In place of a tensor that another stream copies: notes which streams read it."""
+
+    def __init__(self):
+        self.readers = []
+
+    def record_stream(self, stream):
+        self.readers.append(stream)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_copy_is_awaited_on_the_device_that_reads_it(index, monkeypatch):
+    streams, current = [Stream(), Stream()], torch.device("cuda", 0)
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda device=None: streams[(device or current).index]
+    )
+    tensors = [Copied(), Copied()]
+    wait_for_copy(tensors, "done", torch.device("cuda", index))
+    assert [stream.awaited for stream in (streams[index], streams[1 - index])] == [["done"], []]
+    assert all(tensor.readers == [streams[index]] for tensor in tensors)

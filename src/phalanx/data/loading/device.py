@@ -108,13 +108,14 @@ def copy_ahead(
         yield copied, done
 
 
-def wait_for_copy(tensors: Iterable[Tensor], done: Any) -> None:
-    """Make the current stream wait for tensors copied on another one, and keep their memory.
+def wait_for_copy(tensors: Iterable[Tensor], done: Any, device: torch.device) -> None:
+    """Make the device's stream wait for tensors copied on another one, and keep their memory.
 
-    Without record_stream the allocator would reuse their memory for the other stream's next copy
-    as soon as Python frees them, though work queued on this stream may still read it.
+    It need not be the current device: another one may score. Without record_stream the allocator
+    would reuse their memory for the other stream's next copy as soon as Python frees them, though
+    work queued on this stream may still read it.
     """
-    stream = torch.cuda.current_stream()
+    stream = torch.cuda.current_stream(device)
     stream.wait_event(done)
     for tensor in tensors:
         tensor.record_stream(stream)
