@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from test_resume import assert_same_run, summary_of
+from test_resume import assert_same_run
 
-from small_runs import make_digits, run_phalanx, small_run, start_phalanx
+from small_runs import make_digits, read_result, run_phalanx, small_run, start_phalanx
 
 HERE = Path(__file__).parent
 KILLED = 137
@@ -69,7 +69,7 @@ def test_twenty_random_kills_end_like_none(tmp_path):
         words = ["train", "--resume", str(killed)]
     assert inside >= LEAST_INSIDE_A_WRITE, f"only {inside} kills hit a checkpoint being written"
     assert run_phalanx(*words).returncode == 0
-    assert summary_of(killed)["steps"] == 60 * 24
+    assert read_result(killed)["steps"] == 60 * 24
     assert not list((killed / "checkpoints").glob(".*")), "a leftover of a killed write"
     assert_same_run(straight, killed)
 

@@ -246,7 +246,7 @@ def test_a_key_in_the_address_is_sent_to_the_file():
     ("preset", "why"),
     [
         ("synthetic-resnet50", "(synthetic) is noise"),
-        ("imagenet-resnet50", "(imagenet) is not here"),
+        ("imagenet-resnet50", "(imagenet) is not on this machine"),
     ],
 )
 def test_a_preset_without_images_sends_those_that_come_along(preset, why):

@@ -107,7 +107,7 @@ def test_a_run_json_that_lacks_something(stopped, capsys):
     for name in ("name", "origins", "chosen", "data"):
         (stopped / "run.json").write_text(json.dumps(json.loads(before) | {name: 7}))
         assert main(["train", "--resume", str(stopped)]) == 4
-        assert f"run.json: is damaged, it has no {name}; restore it" in capsys.readouterr().err
+        assert f"run.json: is damaged (no {name}); restore it" in capsys.readouterr().err
     (stopped / "run.json").write_text(before)
 
 

@@ -14,7 +14,6 @@ from phalanx.inference.conv_implementations import NONE, RELU
 from phalanx.inference.layers import (
     ACTS,
     FoldedConv,
-    FoldedGate,
     FoldedLayer,
     LayerTypes,
     NotFoldable,
@@ -93,7 +92,7 @@ def _fold_depthwise(
         raise NotFoldable("a convolution of groups")
     if types.dtype == torch.bfloat16:
         raise NotFoldable("in bfloat16 its logits err up to twice as much as its modules'")
-    excite = FoldedGate(gate, types.dtype) if isinstance(gate, SqueezeExcite) else None
+    excite = types.gate(gate) if isinstance(gate, SqueezeExcite) else None
 
     def run(x: Tensor, add: Tensor | None = None) -> Tensor:
         y, sums = conv.convolve_depthwise(x)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from phalanx.inference.conv_implementations import NONE, RAW, Geometry
 from phalanx.inference.conv_ops import convolve_and_activate, expand_groups
-from phalanx.inference.depthwise_ops import convolve_depthwise
+from phalanx.inference.depthwise_ops import convolve_depthwise, squeeze_and_excite
 from phalanx.inference.layers import FoldedConv, LayerTypes
 from phalanx.inference.unit_ops import (
     activate_and_pool,
@@ -18,6 +18,7 @@ from phalanx.inference.unit_ops import (
     rearrange_stem_weight,
     space_to_depth,
 )
+from phalanx.models.efficientnet import SqueezeExcite
 
 
 def choose_gpu_layers(half: torch.dtype) -> LayerTypes:
@@ -26,6 +27,7 @@ def choose_gpu_layers(half: torch.dtype) -> LayerTypes:
         half,
         partial(_GpuConv, half=half),
         partial(_GpuLinear, half=half),
+        partial(_GpuGate, half=half),
     )
 
 
@@ -128,3 +130,25 @@ class _GpuLinear:
             pixel, [weight], self._biases, None, None, Geometry().pack(), NONE
         )
         return y[:, :, 0, 0]
+
+
+class _GpuGate:
+    """Squeeze-and-excite: a factor for each image and channel."""
+
+    def __init__(self, module: SqueezeExcite, half: torch.dtype):
+        self._convs, self._half = (module.conv_reduce, module.conv_expand), half
+        self._weights = [tensor.clone() for tensor in self._find_weights()]
+
+    def _find_weights(self) -> list[Tensor]:
+        found = []
+        for conv in self._convs:
+            assert conv.bias is not None
+            found += [conv.weight.detach()[:, :, 0, 0].to(self._half).contiguous()]
+            found += [conv.bias.detach().float()]
+        return found
+
+    def refresh(self) -> None:
+        torch._foreach_copy_(self._weights, self._find_weights())
+
+    def __call__(self, sums: Tensor, pixels: int) -> Tensor:
+        return squeeze_and_excite(sums, self._weights, pixels, self._half)

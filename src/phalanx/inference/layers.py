@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.inference.conv_implementations import NONE, RELU, RELU6, SILU, Geometry
-from phalanx.inference.depthwise_ops import squeeze_and_excite
 from phalanx.models.efficientnet import SqueezeExcite
 from phalanx.models.layers import SameConv2d, pad_same
 
@@ -95,6 +94,13 @@ class _FoldedLinear(FoldedLayer, Protocol):
         """[N, C] to [N, classes]."""
 
 
+class _FoldedGate(FoldedLayer, Protocol):
+    """Squeeze-and-excite."""
+
+    def __call__(self, sums: Tensor, pixels: int) -> Tensor:
+        """A factor for each image and channel, from the sums of its pixels [N, parts, C]."""
+
+
 @dataclass(frozen=True)
 class LayerTypes:
     """The layers of one kind of device, and the type they compute in."""
@@ -102,30 +108,7 @@ class LayerTypes:
     dtype: torch.dtype
     conv: Callable[[nn.Module, nn.Module, nn.Module], FoldedConv]  # convolution, norm, activation
     linear: Callable[[nn.Linear], _FoldedLinear]
-
-
-class FoldedGate:
-    """Squeeze-and-excite: a factor for each image and channel."""
-
-    def __init__(self, module: SqueezeExcite, dtype: torch.dtype):
-        self._convs, self._dtype = (module.conv_reduce, module.conv_expand), dtype
-        self._weights = [tensor.clone() for tensor in self._find_weights()]
-
-    def _find_weights(self) -> list[Tensor]:
-        found = []
-        for conv in self._convs:
-            assert conv.bias is not None
-            found += [conv.weight.detach()[:, :, 0, 0].to(self._dtype).contiguous()]
-            found += [conv.bias.detach().float()]
-        return found
-
-    def refresh(self) -> None:
-        """Copy the weights as they are now."""
-        torch._foreach_copy_(self._weights, self._find_weights())
-
-    def __call__(self, sums: Tensor, pixels: int) -> Tensor:
-        """The factors [N, C], from the sums over that many pixels [N, parts, C]."""
-        return squeeze_and_excite(sums, self._weights, pixels, self._dtype)
+    gate: Callable[[SqueezeExcite], _FoldedGate]
 
 
 def _check_foldable(conv: nn.Module, norm: nn.Module, act: nn.Module) -> None:
