@@ -9,6 +9,7 @@ from phalanx.assemble.session import Session
 from phalanx.bench.result import BenchResult
 from phalanx.cli.main import main
 from phalanx.errors import DataError
+from small_layouts import write_classes
 from small_runs import small_run, start_phalanx
 
 CONFIG, DATA, UNTRUSTED = 2, 3, 7
@@ -120,6 +121,18 @@ def test_a_trained_run_is_measured_on_its_images_and_on_noise(digits, tmp_path, 
     rows = measure(capsys, "infer", str(run), *QUICK, "--inputs=real,generated")
     assert [row["data"] for row in rows] == ["real", "generated"]
     assert main(["bench", "infer", str(run), "--model=resnet20"]) == CONFIG
+
+
+def test_a_run_is_measured_on_as_many_images_as_there_are(tmp_path, capsys):
+    data, run = write_classes(tmp_path / "data", 4), tmp_path / "run"
+    words = [f"--data-dir={data}", "--model=resnet8", "--image-size=12", "--batch-size=4"]
+    words += ["--steps=2", "--warmup-epoch=0", "--device=cpu", "--workers=0"]
+    assert main(["train", *words, "--validation-mode=none", f"--run-dir={run}"]) == 0
+    capsys.readouterr()
+    other = f"--data-dir={write_classes(tmp_path / 'other', 3)}"
+    for folder in ([], [other]):
+        rows = measure(capsys, "infer", str(run), *folder, *QUICK, "--batch-size=2")
+        assert rows[0]["data"] == "real" and rows[0]["images_per_second"] > 0
 
 
 @pytest.mark.parametrize("way", ["train --data=generated", "infer --synthetic-data"])

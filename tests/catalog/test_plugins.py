@@ -336,6 +336,13 @@ def test_a_plugin_takes_nothing_from_the_tables(here, what):
     assert said_by("mine") == said
 
 
+def test_a_plugins_folder_is_trained_on_without_scores(stripes):
+    dataset = 'DATASETS["stripes"] = replace(DATASETS["stripes"], needs_folder=True)'
+    (stripes / "stripes.py").write_text(f"{PLUGIN}\n\n{dataset}\n")
+    train(stripes, "run", **{"data-dir": stripes, "model": "mini", "validation-mode": "none"})
+    assert read_result(stripes / "run")["steps"] == 4
+
+
 def test_two_plugins_add_their_rows_and_do_not_take_each_others(here):
     row = "from phalanx.catalog.models import MODELS\nMODELS['{}'] = MODELS['resnet{}']"
     (here / "first.py").write_text(row.format("a", 18))

@@ -289,6 +289,28 @@ def test_all_images_may_be_for_training(tmp_path, capsys):
     assert "of 6 images" in said.out and "held out" not in said.err
 
 
+def test_a_run_without_validation_images_resumes_with_and_without_them(tmp_path, capsys):
+    data, run = write_splits(tmp_path / "data", {"train": 5}), tmp_path / "run"
+    spoilt = next((data / "train").rglob("*.jpg"))
+    spoilt.write_bytes(b"no image" + spoilt.read_bytes()[8:])
+    lines = ["--data-dir", str(data), *QUICK, "--device", "cpu", "--dataset-cache", "true"]
+    lines += ["--epochs", "2", "--warmup-epoch", "0", "--validation-mode", "none"]
+    assert main(["train", *lines, "--run-dir", str(run)]) == 0
+    capsys.readouterr()
+    assert main(["validate", str(run)]) == 3
+    said = capsys.readouterr().err
+    assert "no validation data (found train/)" in said and "held out" not in said
+    for added in (False, True):
+        (run / "summary.json").unlink()
+        shutil.rmtree(max((run / "checkpoints").glob("step-*")))
+        if added:
+            write_splits(data, {"val": 1})
+            shutil.rmtree(run / "checkpoints")
+        assert main(["train", "--resume", str(run)]) == 0
+        assert len(read_result(run)["bad_images"]) == 1
+    assert main(["validate", str(run)]) == 0
+
+
 def test_a_fork_onto_other_classes_says_so(tmp_path, capsys):
     root, run = write_splits(tmp_path / "data", {"train": 4, "val": 1}), tmp_path / "run"
     words = ["train", "folder-resnet18", "--data-dir", root, "--run-dir", run, *STEP]

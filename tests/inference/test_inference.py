@@ -15,6 +15,8 @@ from phalanx.inference.cpu_layers import CPU_LAYERS, has_onednn
 from phalanx.inference.folded_model import FoldedModel, fold_model
 from phalanx.inference.gpu_layers import choose_gpu_layers
 from phalanx.models.build import build_model, initialise_weights
+from phalanx.models.layers import GlobalAvgPool
+from phalanx.models.units import UnitModel
 
 onednn_only = pytest.mark.skipif(not has_onednn(), reason="needs oneDNN")
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -120,6 +122,55 @@ def test_what_folding_does_not_know_runs_by_its_modules(monkeypatch):
     model = make("resnet8")
     model.fc.register_forward_hook(lambda *_: None)
     assert FoldedModel(model, choose_gpu_layers(torch.bfloat16)).unfolded_units == {"head": "hooks"}
+
+
+class Doubled(UnitModel):
+    """A plugin's model that does more than run its units."""
+
+    def run_unit(self, unit, x, noise=None):
+        return 2 * super().run_unit(unit, x, noise)
+
+
+class DoubledNorm(nn.BatchNorm2d):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class DoubledLinear(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def make_small(conv, *, kind=UnitModel, norm=nn.BatchNorm2d, linear=nn.Linear):
+    model = kind()
+    model.conv, model.bn, model.act = conv, norm(8), nn.ReLU()
+    model.pool, model.fc = GlobalAvgPool(), linear(8, 5)
+    model.units = {"stem": ("conv", "bn", "act"), "head": ("pool", "fc")}
+    return model.eval()
+
+
+@onednn_only
+@torch.no_grad()
+def test_layers_of_plugins_score_as_they_compute():
+    square = {"kernel_size": 3, "padding": 1}
+    convs = {
+        "square": (nn.Conv2d(3, 8, **square), []),
+        "same": (nn.Conv2d(3, 8, 3, padding="same"), ["stem"]),
+        "valid": (nn.Conv2d(3, 8, 3, padding="valid"), ["stem"]),
+        "mode": (nn.Conv2d(3, 8, **square, padding_mode="reflect"), ["stem"]),
+        "stride": (nn.Conv2d(3, 8, **square, stride=(1, 2)), ["stem"]),
+        "padding": (nn.Conv2d(3, 8, 3, padding=(1, 0)), ["stem"]),
+    }
+    models = {name: (make_small(conv), left) for name, (conv, left) in convs.items()}
+    models["norm"] = make_small(nn.Conv2d(3, 8, **square), norm=DoubledNorm), ["stem"]
+    models["linear"] = make_small(nn.Conv2d(3, 8, **square), linear=DoubledLinear), ["head"]
+    for name, (model, unfolded) in models.items():
+        folded, x = fold_model(model, None), images(2, 16)
+        assert list(folded.unfolded_units) == unfolded, name
+        assert difference(folded(x), model(x)) < 1e-5, name
+    assert fold_model(make_small(nn.Conv2d(3, 8, **square), kind=Doubled), None) is None
+    model.register_forward_hook(lambda *_: None)
+    assert fold_model(model, None) is None
 
 
 class Graph:

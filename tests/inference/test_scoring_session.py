@@ -71,6 +71,18 @@ def test_predictions_are_of_the_weights_as_they_are(opened):
         assert not torch.allclose(before, wanted, atol=1e-3) and len(made) == 1
 
 
+def test_a_model_with_other_modules_or_hooks_is_folded_again(opened):
+    open_session, made = opened
+    with open_session() as session:
+        session.evaluate([batch()])
+        session.model.fc = torch.nn.Linear(session.model.fc.in_features, 10)
+        second = session.evaluate([batch()])
+        assert len(made) == 2 and np.allclose(second.losses, plain_losses(session), atol=1e-5)
+        session.model.fc.register_forward_hook(lambda _module, _args, out: 2 * out)
+        third = session.evaluate([batch()])
+        assert len(made) == 3 and np.allclose(third.losses, plain_losses(session), atol=1e-5)
+
+
 def test_strict_runs_are_scored_by_their_modules(opened):
     open_session, made = opened
     with open_session(determinism="strict") as session:

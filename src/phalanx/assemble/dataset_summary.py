@@ -60,18 +60,14 @@ def inspect_dataset(config: Config) -> DatasetSummary:
         return summarise_random_dataset(config)
     from phalanx.data.formats.detect import count_ignored, find_image_bytes, has_boxes
     from phalanx.data.formats.index import IndexedSource
-    from phalanx.data.formats.sources import DATA_FORMATS, ValSplit, open_source
+    from phalanx.data.formats.sources import ValSplit, has_valid_split, open_source
     from phalanx.data.verify.manifest import find_manifest
 
     (data, folder), layout = locate_data(config), build_layout_options(config)
     wanted = config.data.val_split
     splits: tuple[Split, ...] = ("train", "valid")
-    if (
-        not scores_anything(config)
-        and wanted is None
-        and folder is not None
-        and not DATA_FORMATS[data].has_split(expand_home(folder), "valid", layout)
-    ):
+    needs_valid = scores_anything(config) or wanted is not None
+    if not needs_valid and not has_valid_split(data, folder, layout):
         splits = ("train",)  # all images are for training
     val_split = None if wanted is None else ValSplit(wanted, config.train.seed)
     sources = {
@@ -392,6 +388,7 @@ def build_input_spec(config: Config, plan: Plan) -> "InputSpec":
         ),
         generated_images=plan.train_images,
         generated_valid_images=plan.valid_images,
+        has_valid=plan.valid_images > 0,
         layout=build_layout_options(config),
         val_split=config.data.val_split,
         growth=plan.growth,

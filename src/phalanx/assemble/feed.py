@@ -381,8 +381,7 @@ def _choose_backend(
     asked = config.data.keep_on_device
     if asked is False or (asked is None and not keeps_on_device_by_default(device, config)):
         return None
-    splits: tuple[Split, ...] = ("train", "valid") if spec.order else ("valid",)
-    sources = [spec.open(split) for split in splits]
+    sources = [spec.open(split) for split in spec.splits]
     why_not = find_resident_problem(spec, sources[-1])
     if asked and why_not:
         raise ConfigError(f"--keep-on-device: {why_not}; leave the option out")

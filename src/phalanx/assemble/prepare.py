@@ -287,7 +287,7 @@ def _refuse_other_data(dataset: DatasetSummary, stored: Mapping[str, Any], run: 
     """Raise DataError if images or class names differ from those the run started with."""
     changes = []
     for split, now in dataset.fingerprints.items():
-        before = stored["data"][split]
+        before = stored["data"].get(split, {})  # a run that scores nothing may begin without valid
         parts = [
             f"{key} {before[key]} then, {now.get(key)} now"
             for key in sorted(before)  # older releases stored fewer

@@ -164,7 +164,7 @@ def describe_val_split(checkpoint: ScorableCheckpoint) -> str:
 
     That is so where --val-split chooses images as the run did not, or the run held out none.
     """
-    from phalanx.data.formats.sources import DATA_FORMATS
+    from phalanx.data.formats.sources import DATA_FORMATS, has_valid_split
 
     settings, stored = checkpoint.settings, checkpoint.start.facts["config"]
     data = settings.config.data
@@ -172,13 +172,15 @@ def describe_val_split(checkpoint: ScorableCheckpoint) -> str:
     if data.data not in DATA_FORMATS or not data.data_dir:
         return ""
     form, place = locate_data(settings.config)
-    folder, layout = Path(place or ""), build_layout_options(settings.config)
-    if not folder.is_dir() or DATA_FORMATS[form].has_split(folder, "valid", layout):
+    layout = build_layout_options(settings.config)
+    if not Path(place or "").is_dir() or has_valid_split(form, place, layout):
         return ""  # it is scored, whatever the run did
     root = expand_home(data.data_dir)
     if root.resolve() == expand_home(stored.get("data-dir") or "").resolve():
         if (now and parse_val_split(now)) == (then and parse_val_split(then)):
-            return "" if now else "the run held out no images: these are the ones it was trained on"
+            scores_all = now is None and has_valid_split(form, place, replace(layout, scoring=True))
+            said = "the run held out no images: these are the ones it was trained on"
+            return said if scores_all else ""
         held_out = f"held out {then}" if then else "held out nothing"
         return (
             f"--val-split {now or 'none'}: the run {held_out} and was trained on the rest, "

@@ -260,7 +260,8 @@ class Session:
             return None  # folding rounds differently, and cuDNN picks kernels by measuring
         from phalanx.inference.folded_model import fold_model
 
-        if model not in self._folded_models:
+        folded = self._folded_models.get(model)
+        if model not in self._folded_models or (folded is not None and not folded.is_current):
             self._folded_models[model] = fold_model(model, self.options.half)
         return self._folded_models[model]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phalanx.assemble.feed import build_normaliser
+from phalanx.assemble.feed import LoadedFeed, build_normaliser
 from phalanx.assemble.score import watch_ranks
 from phalanx.assemble.session import Session
 from phalanx.bench.measurement import BenchJob, build_result, release_memory, start_clock
@@ -81,7 +81,10 @@ def _build_answer(session: Session) -> Callable[[Iterable[ValidBatch]], object]:
 def _repeat_batches(session: Session) -> Iterator[tuple[int, ValidBatch]]:
     """The validation batches of this rank again and again, with the number of images in each."""
     plan, context, feed = session.plan, session.rank_context, session.scoring_feed
-    images, rows = plan.valid_images, plan.valid_batch
+    # another folder than the run's may have another number of images
+    loader = feed.loader if isinstance(feed, LoadedFeed) else None
+    images = plan.valid_images if loader is None else len(loader.source("valid"))
+    rows = plan.valid_batch
     numbers = context.valid_share.batches(-(-images // rows))
     if not numbers:
         raise ConfigError(

@@ -129,10 +129,15 @@ _BLOCKS: dict[type[nn.Module], Callable[..., FoldedUnit]] = {
 }
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a call of the module runs hooks, too."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def fold_unit(modules: Sequence[nn.Module], types: LayerTypes) -> FoldedUnit:
     """A unit's modules, which run in sequence, folded; raises NotFoldable if they cannot be."""
     parts = [part for module in modules for part in module.modules()]
-    if any(part._forward_hooks or part._forward_pre_hooks for part in parts):
+    if any(map(has_hooks, parts)):
         raise NotFoldable("hooks")
     if len(modules) == 1 and type(modules[0]) in _BLOCKS:
         return _BLOCKS[type(modules[0])](modules[0], types)
@@ -145,7 +150,7 @@ def fold_unit(modules: Sequence[nn.Module], types: LayerTypes) -> FoldedUnit:
             conv, call = _fold_conv_sequence(module, rest, types)
             layers.append(conv)
             calls.append(call)
-        elif isinstance(module, nn.Linear):
+        elif type(module) is nn.Linear:
             linear = types.linear(module)
             layers.append(linear)
             calls.append(linear)

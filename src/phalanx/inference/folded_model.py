@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.inference.cpu_layers import CPU_LAYERS, has_onednn
-from phalanx.inference.fold import FoldedUnit, fold_unit
+from phalanx.inference.fold import FoldedUnit, fold_unit, has_hooks
 from phalanx.inference.gpu_layers import choose_gpu_layers
 from phalanx.inference.layers import LayerTypes, NotFoldable
 from phalanx.kernels.choices import CHOICES
@@ -44,6 +44,7 @@ class FoldedModel(nn.Module):
     def __init__(self, model: UnitModel, types: LayerTypes) -> None:
         super().__init__()
         self._dtype, self._live = types.dtype, (model,)  # in a tuple: not a submodule
+        self._structure = _list_structure(model)
         self._units: dict[str, FoldedUnit] = {}
         self.unfolded_units: dict[str, str] = {}
         for unit, paths in model.units.items():
@@ -66,6 +67,11 @@ class FoldedModel(nn.Module):
             for unit in self._units.values():
                 for layer in unit.layers:
                     layer.refresh()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the model still has the modules and hooks that it was folded with."""
+        return self._structure == _list_structure(self._live[0])
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a normalised batch."""
@@ -130,6 +136,10 @@ class FoldedModel(nn.Module):
         return _CapturedGraph(graph, static, logits)
 
 
+def _list_structure(model: nn.Module) -> list[tuple[nn.Module, bool]]:
+    return [(module, has_hooks(module)) for module in model.modules()]
+
+
 @cache
 def _capturing_stream(device: torch.device) -> torch.cuda.Stream:
     """A stream of this device: torch's default capture stream is of the device used first."""
@@ -138,13 +148,20 @@ def _capturing_stream(device: torch.device) -> torch.cuda.Stream:
 
 def fold_model(model: nn.Module, half: torch.dtype | None) -> FoldedModel | None:
     """The model folded for scoring; None where it cannot be folded or gains nothing."""
-    if not isinstance(model, UnitModel) or type(model).forward is not UnitModel.forward:
+    if not isinstance(model, UnitModel) or _runs_otherwise(model):
         return None
     types = _choose_layers(next(model.parameters()), half)
     if types is None:
         return None
     folded = FoldedModel(model, types)
     return folded if len(folded.unfolded_units) < len(model.units) else None
+
+
+def _runs_otherwise(model: UnitModel) -> bool:
+    """Whether a plugin's model does more than run its units in sequence."""
+    kind = type(model)
+    is_plain = kind.forward is UnitModel.forward and kind.run_unit is UnitModel.run_unit
+    return not is_plain or has_hooks(model)
 
 
 def _choose_layers(weight: Tensor, half: torch.dtype | None) -> LayerTypes | None:

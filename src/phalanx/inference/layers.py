@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from phalanx.inference.conv_implementations import NONE, RELU, RELU6, SILU, Geometry
 from phalanx.models.efficientnet import SqueezeExcite
 from phalanx.models.layers import SameConv2d, pad_same
+from phalanx.models.norms import BATCH_NORMS
 
 ACTS: dict[type[nn.Module], int] = {
     nn.Identity: NONE,
@@ -118,9 +119,12 @@ def _check_foldable(conv: nn.Module, norm: nn.Module, act: nn.Module) -> None:
     assert isinstance(conv, nn.Conv2d)
     if conv.dilation != (1, 1):
         raise NotFoldable("a dilated convolution")
-    if conv.kernel_size[0] != conv.kernel_size[1] or conv.padding_mode != "zeros":
+    if isinstance(conv.padding, str) or conv.padding_mode != "zeros":
+        raise NotFoldable(f"a convolution with padding {conv.padding}, {conv.padding_mode}")
+    if any(len({*pair}) > 1 for pair in (conv.kernel_size, conv.stride, conv.padding)):
         raise NotFoldable("a convolution that is not square")
-    is_batch = isinstance(norm, nn.BatchNorm2d) and norm.affine and norm.track_running_stats
+    # a plugin's own type may compute something else
+    is_batch = type(norm) in BATCH_NORMS and norm.affine and norm.track_running_stats
     if not is_batch and type(norm) is not nn.Identity:
         raise NotFoldable(f"a {type(norm).__name__}")
     if type(act) not in ACTS:

@@ -74,6 +74,9 @@ class FullOnePassBatchNorm(FullPrecision, OnePassBatchNorm):
     """One-pass batch norm in 32 bits."""
 
 
+BATCH_NORMS = (nn.BatchNorm2d, OnePassBatchNorm, FullBatchNorm, FullOnePassBatchNorm)
+
+
 class FullGroupNorm(FullPrecision, nn.GroupNorm):
     """Group norm in 32 bits."""
 

@@ -219,6 +219,13 @@ def open_source(
     return set_limits(source, limits)
 
 
+def has_valid_split(data: str, data_dir: str | None, layout: LayoutOptions) -> bool:
+    """Whether a dataset has validation images; one without a folder, or of a plugin, has both."""
+    if data not in DATA_FORMATS or data_dir is None:
+        return True
+    return bool(DATA_FORMATS[data].has_split(Path(data_dir), "valid", layout))
+
+
 def open_format(
     data: str,
     root: Path,

@@ -145,7 +145,7 @@ class Loader:
         self._build_backend = backend or self._build_host_backend
         self._caches: SharedCaches | None = None
         if cache:  # allocated now, to report before training if it does not fit
-            sources = {split: spec.open(split) for split in _SPLITS}
+            sources = {split: spec.open(split) for split in spec.splits}
             self._caches = SharedCaches(sources, spec.data_dir or spec.data, processes=cache)
         self._problems = {split: ReadProblems() for split in _SPLITS}
         self._checksums: dict[Split, ImageChecksums] = {}
@@ -267,7 +267,9 @@ class Loader:
 
         Raises DataError for one that can be read now, because the run has trained without it.
         """
-        readers = (self.reader(split) for split in _SPLITS if names)  # a search over all names
+        readers = (
+            self.reader(split) for split in self.spec.splits if names
+        )  # a search over all names
         for reader in readers:
             for index in range(len(reader.source)):
                 if reader.source.name(index) in names:

@@ -43,6 +43,7 @@ class InputSpec:
     order: Order | None = None  # None if there is no training
     generated_images: int = 0
     generated_valid_images: int = 0
+    has_valid: bool = True  # whether a training run has validation images
     layout: LayoutOptions = LayoutOptions()  # noqa: RUF009 - frozen
     val_split: str | None = None  # how much to hold out for validation, for data without a split
     growth: tuple[tuple[int, int], ...] = ()  # (end step, size) of smaller training images
@@ -53,6 +54,13 @@ class InputSpec:
     def size_at(self, step: int) -> int:
         """Height and width of a step's training images."""
         return next((size for end, size in self.growth if step < end), self.image_size)
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits that can be opened."""
+        if self.order is None:
+            return ("valid",)
+        return ("train", "valid") if self.has_valid else ("train",)
 
     def open(self, split: Split) -> Source:
         """The images of one split."""
