@@ -18,6 +18,7 @@ from phalanx.kernels.gpu import find_gpu_problem, use_device
 from phalanx.models.units import UnitModel
 
 _MOST_GRAPHS = 8  # input shapes whose graphs are kept
+_FEW_IMAGES, _FEW_PIXELS = 8, 2**16  # that a thread of a CPU scores at once, at least
 _Size = tuple[tuple[int, ...], torch.dtype]
 # a graph has one static input and output, and cuDNN's flags are global: one thread at a time
 _ONE_THREAD = threading.Lock()
@@ -77,9 +78,10 @@ class FoldedModel(nn.Module):
         """Logits of a normalised batch."""
         device = images.device
         with _ONE_THREAD, use_device(device), torch.autocast(device.type, enabled=False):
-            if self.unfolded_units or not images.is_cuda:
-                return self._run(images)
-            return self._replay(images)
+            if device.type == "cpu":
+                parts = images.split(_count_cached_images(images))
+                return torch.cat([self._run(part) for part in parts])
+            return self._run(images) if self.unfolded_units else self._replay(images)
 
     def _run(self, x: Tensor) -> Tensor:
         model = self._live[0]
@@ -144,6 +146,12 @@ def _list_structure(model: nn.Module) -> list[tuple[nn.Module, bool]]:
 def _capturing_stream(device: torch.device) -> torch.cuda.Stream:
     """A stream of this device: torch's default capture stream is of the device used first."""
     return torch.cuda.Stream(device)
+
+
+def _count_cached_images(images: Tensor) -> int:
+    """The images to score at once on a CPU: the activations of more would leave its caches."""
+    pixels = images.shape[2] * images.shape[3]
+    return torch.get_num_threads() * max(_FEW_IMAGES, _FEW_PIXELS // pixels)
 
 
 def fold_model(model: nn.Module, half: torch.dtype | None) -> FoldedModel | None:
