@@ -173,6 +173,17 @@ def test_layers_of_plugins_score_as_they_compute():
     assert fold_model(model, None) is None
 
 
+@onednn_only
+@torch.no_grad()
+def test_a_linear_layer_may_get_several_vectors_per_image():
+    model = UnitModel()
+    model.flat, model.fc, model.pick = nn.Flatten(2), nn.Linear(256, 5), nn.AvgPool1d(5)
+    model.units = {"head": ("flat", "fc", "pick")}
+    folded, x = fold_model(model.eval(), None), images(2, 16)
+    assert not folded.unfolded_units
+    assert difference(folded(x), model(x)) < 1e-5
+
+
 class Graph:
     """In place of a CUDA graph: every replay gives what was there at first."""
 
