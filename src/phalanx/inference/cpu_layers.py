@@ -66,10 +66,9 @@ def _hash_weights(*modules: nn.Module) -> int:
     """
     checksum = 0
     for tensor in (tensor for module in modules for tensor in module.state_dict().values()):
-        dense = (
-            tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor
-        )  # no copy: channels_last
-        checksum = google_crc32c.extend(checksum, dense.contiguous().numpy())
+        # channels_last weights are contiguous in this order: nothing is copied
+        ordered = tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor
+        checksum = google_crc32c.extend(checksum, ordered.contiguous().numpy())
     return checksum
 
 
