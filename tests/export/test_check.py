@@ -137,6 +137,23 @@ def test_images_are_the_runs_then_those_given_then_our_own(run, tmp_path, digits
         digits.with_name("away").rename(digits)
 
 
+def test_a_run_without_validation_images_is_checked_on_training_images(tmp_path):
+    for place in range(6):
+        image = tmp_path / "data/train" / "ab"[place % 2] / f"{place}.png"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 30), (40 * place, 90, 0)).save(image)
+    image.write_text("no image")
+    run, options = tmp_path / "run", {"model": "resnet8", "image_size": 16, "batch_size": 2}
+    options |= {"data": "folder", "data_dir": tmp_path / "data", "validation_mode": "none"}
+    phalanx.train(run_dir=run, steps=1, workers=0, **options)
+    path = tmp_path / "w.safetensors"
+    checked = phalanx.export(run, format="safetensors", out=path).checked
+    assert checked.source == "5 training images of its data (folder)"
+    (tmp_path / "data").rename(tmp_path / "away")
+    checked = phalanx.export(run, format="safetensors", out=path, check_images=1).checked
+    assert checked.source == "1 image that comes with Phalanx (its data is not on this machine)"
+
+
 def make_case(logits):
     """Images of 1x1 pixels that a checkpoint gives these logits."""
     count = len(logits)

@@ -1,16 +1,20 @@
 """Real images on which an export is held against its checkpoint."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.assemble.dataset_summary import build_input_spec
 from phalanx.assemble.feed import LoadedFeed
 from phalanx.assemble.score import read_pixels
 from phalanx.assemble.session import Session
 from phalanx.data.formats.arrays import open_embedded
+from phalanx.data.formats.decode import BadImage
 from phalanx.data.loading.image_inputs import NamedImage
+from phalanx.data.loading.reader import open_image
 from phalanx.data.transforms.transform import build_transform
 from phalanx.errors import DataError
 from phalanx.units import format_plural
@@ -30,8 +34,9 @@ class CheckImages:
 def choose_check_images(
     session: Session, given: Sequence[NamedImage] | None, *, count: int, needs_data: bool
 ) -> CheckImages:
-    """Images that were given, else of the run's validation data, else those that Phalanx brings.
+    """Images that were given, else of the run's data, else those that Phalanx brings.
 
+    Of the data, validation images; training images where the run had no others.
     needs_data: the data was named, so that it is a mistake if it cannot be read.
     """
     if given is not None:
@@ -39,6 +44,8 @@ def choose_check_images(
     if session.config.data.data in _GENERATED_DATA:
         return _read_embedded(session, count, "its data is noise")
     try:
+        if session.plan.valid_images == 0:
+            return _read_training(session, count)
         return _read_validation(session, count)
     except DataError:
         if needs_data:
@@ -73,6 +80,25 @@ def _read_validation(session: Session, count: int) -> CheckImages:
     data = session.config.data.data
     source = f"{format_plural(len(readable), 'validation image')} of its data ({data})"
     return CheckImages(pixels[readable], tuple(names), source)
+
+
+def _read_training(session: Session, count: int) -> CheckImages:
+    """Images from all over the training split, cropped as for scoring; bad ones are left out."""
+    preprocessing, spec = session.preprocessing, build_input_spec(session.config, session.plan)
+    source = replace(spec, order=None, upright=preprocessing.exif_orientation).open("train")
+    transform = build_transform(preprocessing.transform)
+    pixels, names = [], []
+    for index in _choose_evenly(len(source), count):
+        row = np.zeros((preprocessing.image_size, preprocessing.image_size, 3), np.uint8)
+        with suppress(BadImage):
+            transform.apply_evaluation(open_image(source, index), row)
+            pixels.append(row)
+            names.append(source.name(index))
+    if not pixels:
+        raise DataError("none of the training images can be read")
+    data = session.config.data.data
+    words = f"{format_plural(len(pixels), 'training image')} of its data ({data})"
+    return CheckImages(np.stack(pixels), tuple(names), words)
 
 
 def _read_embedded(session: Session, count: int, why: str) -> CheckImages:
