@@ -122,7 +122,8 @@ def _describe_schemas(service: Service) -> dict[str, _Schema]:
 def _describe_predict(service: Service, url: str) -> dict[str, _Schema]:
     classes = len(service.metadata.classes)
     file = {"type": "string", "format": "binary"}
-    form = {"type": "object", "minProperties": 1, "additionalProperties": file}  # any names
+    files = {"anyOf": [file, {"type": "array", "minItems": 1, "items": file}]}
+    form = {"type": "object", "minProperties": 1, "additionalProperties": files}  # any names
     top = {"type": "integer", "minimum": 1, "maximum": classes, "default": min(5, classes)}
     operation = {
         "summary": "The most likely classes of an image, or of several",
