@@ -89,6 +89,20 @@ def test_on_a_cpu_folding_rounds_about_as_the_modules_do(name, padding):
 
 
 @torch.no_grad()
+@onednn_only
+@pytest.mark.parametrize("size", [16, 4], ids=["pixels", "one pixel"])
+@pytest.mark.parametrize("act", [nn.ReLU, nn.ReLU6, nn.SiLU])
+def test_on_a_cpu_any_activation_may_follow_a_residual(act, size):
+    model, x = make("resnet8"), images(3, size)
+    for block in model.modules():
+        if hasattr(block, "act2"):
+            block.act2 = act()
+    folded = fold_model(model, None)
+    assert folded is not None and not folded.unfolded_units
+    assert difference(folded(x), model(x)) < 1e-5
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("padding", ["same", "symmetric"])
 @pytest.mark.parametrize("name", ["resnet14", "efficientnet_b0"])
 def test_paddings(name, padding, monkeypatch):

@@ -6,6 +6,8 @@ any number of images, so that logits do not depend on the batch.
 """
 
 import platform
+from collections.abc import Callable
+from functools import partial
 
 import google_crc32c
 import torch
@@ -24,6 +26,13 @@ _POST_OPS: dict[int, tuple[str, tuple[int, ...]]] = {
     SILU: ("swish", ()),
     RELU6: ("hardtanh", (0, 6)),
     _SIGMOID: ("sigmoid", ()),
+}
+# by activation: torch's, where oneDNN's convolutions cannot add a residual before it
+_AFTER_ADD: dict[int, Callable[[Tensor], Tensor]] = {
+    NONE: nn.Identity(),
+    RELU: F.relu_,
+    SILU: partial(F.silu, inplace=True),
+    RELU6: partial(F.relu6, inplace=True),
 }
 _BATCH = 8  # images that weights are packed for; for other batches it costs a few per cent
 
@@ -55,6 +64,9 @@ class _PackedConv:
         weights = (packed[1], self._bias, [padding] * 2, [stride] * 2, [1, 1], groups)
         if add is None:
             return convolve(x, *weights, name, constants, "")
+        # torch 2.11 fails to add images of one pixel; in any version only ReLU may follow the sum
+        if add.shape[2:] == (1, 1) or self._act not in (NONE, RELU):
+            return _AFTER_ADD[self._act](convolve(x, *weights, "none", (), "").add_(add))
         after = None if self._act == NONE else name
         return convolve.binary(x, add, *weights, "add", None, after, constants, "")
 
