@@ -329,3 +329,17 @@ def test_older_counts_went_without_the_ways():
     other = tiny_state()
     other.load_dict({**tiny_state().to_dict(), "counts": [1, 2, 3, 4, 5]})
     assert other.rounding_counts.tolist() == [1, 2, 3, 4, 5, 0, 0]
+
+
+def test_a_fork_counts_its_own_skipped_steps_and_rounding(digits, tmp_path):
+    run, fork = tmp_path / "run", tmp_path / "fork"
+    options = {**HALF, "half_type": "float16", "auto_loss_scaling": "true"}
+    assert main(small_run(digits, run, **options, loss_scaling=2**24)) == 0
+    parent = read_result(run)
+    assert parent["numerics"]["skipped_steps"] > 0
+    assert main(["train", "--fork", str(run), "--run-dir", str(fork), "--epochs", "4"]) == 0
+    numerics = read_result(fork)["numerics"]
+    assert numerics["skipped_steps"] == 0
+    scale = parent["numerics"]["loss_scales"][-1][1]
+    assert numerics["loss_scales"] == [[parent["steps"], scale]]
+    assert numerics != parent["numerics"]

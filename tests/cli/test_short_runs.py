@@ -196,7 +196,7 @@ def test_a_fork_can_begin_and_end_16_bits(trained, tmp_path):
     scaled = ["--half-type", "float16", "--auto-loss-scaling"]
     _, after = fork_by_one_step(trained, half, "--precision", "16.16", *scaled)
     assert torch.float16 in {tensor.dtype for tensor in after.values()}
-    assert read_summary(half).numerics.loss_scales == ((0, 65536.0),)
+    assert read_summary(half).numerics.loss_scales == ((12, 65536.0),)
     plain = ["--precision", "32.32", "--auto-loss-scaling=false"]
     begun, _ = fork_by_one_step(half, full, *plain)
     assert {tensor.dtype for tensor in begun.values()} == {torch.float32}

@@ -135,8 +135,7 @@ class Session:
                 state.step = start.first_step(self.plan)
                 state.scores, state.sums = {}, MetricSums()
                 state.throughput = Throughput()
-                if state.half is None:  # nothing is rounded any more
-                    state.rounding_counts = None
+                state.restart_counts()
         return state
 
     def _fuse(self, model: UnitModel) -> None:

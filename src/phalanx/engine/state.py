@@ -201,6 +201,14 @@ class TrainState:
             counts = [*values["counts"], *[0.0] * missing]
             self.rounding_counts = torch.tensor(counts, dtype=torch.float64, device=device)
 
+    def restart_counts(self) -> None:
+        """Count skipped steps, changes of the loss scale and rounding from this step on."""
+        self.rounding_counts = None
+        if self.scaler is not None:
+            scale = DynamicLossScale.from_dict(self.scaler.to_dict())
+            scale.skipped, scale.history = 0, [(self.step, scale.scale)]
+            self._load_scale(scale)
+
     def _load_scale(self, scale: DynamicLossScale) -> None:
         """Go on with a loss scale, on the device where it lies there."""
         if isinstance(self.scaler, DeviceLossScale):
