@@ -192,3 +192,24 @@ def test_what_the_command_depends_on_and_is_not_here_is_told(capsys):
     ]
     runner = "python3 -m examples_utils benchmark --spec none.yml"
     assert port(capsys, runner)["warnings"] == ["none.yml: there is no such file here"]
+
+
+@pytest.mark.parametrize("flag", ["--json", "--run"])
+def test_what_a_script_holds_besides_is_named_every_time(flag, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("phalanx.cli.port._run_all", lambda answers: 0)
+    script = tmp_path / "run.sh"
+    script.write_text("make data\npython3 train.py --model resnet18 --data cifar10\n")
+    assert main(["port", flag, "--file", str(script)]) == 0
+    assert "left out: line 1: make data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    ["srun -n 4", "torchrun --nproc_per_node 2", "docker run --rm image", "conda run -n x",
+     "python3 -m torch.distributed.launch --nproc_per_node=2"],
+)  # fmt: skip
+def test_what_starts_the_old_command_is_left_out_with_a_warning(wrapper, capsys):
+    command = f"{wrapper} train.py --model resnet18 --data cifar10"
+    assert main(["port", "--", *command.split()]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"warning: {wrapper}: was left out; start the new command with it" in printed

@@ -109,3 +109,62 @@ def test_separate_words_are_taken_as_they_are():
     (line,) = read_words(["python", "a.py", "--b", "x y; # z"])
     assert line.words == ("python", "a.py", "--b", "x y; # z")
     assert read_words(["python a.py --b 1"])[0].words == ("python", "a.py", "--b", "1")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ("1 2 3", "1 2 3"),
+        ("{1..3}", "1 2 3"),
+        ("{6..2..2}", "6 4 2"),
+        ("$(seq 1 3)", "1 2 3"),
+        ("`seq 2`", "1 2"),
+        ("$(seq 4 -2 0)", "4 2 0"),
+        ("$SEEDS 9", "7 8 9"),
+        ("$(cat seeds.txt)", "$s"),  # not known
+        ("configs/*.yml", "$s"),
+    ],
+)
+@pytest.mark.parametrize("body", ["; do {}; done", "\ndo\n  {}\ndone\n", "; do {}; done &"])
+def test_a_loop_over_known_values_is_unrolled(values, expected, body):
+    text = 'SEEDS="7 8"; (for s in ' + values + body.format("python a.py --seed $s") + ")\nb.py"
+    *loop, last = words(text)
+    assert " ".join(line[-1] for line in loop) == expected
+    assert last == ["b.py"]
+
+
+def test_loops_may_be_nested():
+    text = "for m in a b; do for s in 1 2; do python $m.py --seed $s; done; done"
+    assert [line[1:] for line in words(text)] == [
+        [f"{m}.py", "--seed", s] for m in "ab" for s in "12"
+    ]
+
+
+def test_other_loops_are_read_once():
+    text = "while true; do python a.py; done\nfor ((i=0;i<3;i++)); do python b.py --seed $i; done"
+    found = [line for line in words(text) if line[0] == "python"]
+    assert found == [["python", "a.py"], ["python", "b.py", "--seed", "$i"]]
+
+
+def test_a_loop_without_end_is_refused():
+    with pytest.raises(ConfigError, match="line 1: its loops run more than 1,000 commands"):
+        words("for a in {1..99999}; do for b in {1..99999}; do python a.py; done; done")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cat > x <<EOF\ndon't\nEOF\npython a.py", [["cat"], ["python", "a.py"]]),
+        ("cat <<-'E' > x; python b.py\n\tit's\n\tE\npython a.py",
+         [["cat"], ["python", "b.py"], ["python", "a.py"]]),
+        ("sbatch <<'EOF'\npython a.py\nEOF", [["sbatch"], ["python", "a.py"], ["EOF"]]),
+        ("python a.py --b 1 `# why` --c", [["python", "a.py", "--b", "1", "--c"]]),
+        ("A='--b 1'\nA+=' --c'\npython a.py $A", [["python", "a.py", "--b", "1", "--c"]]),
+        ("all:\n\t@python a.py\n\t-python b.py",
+         [["all:"], ["python", "a.py"], ["python", "b.py"]]),
+        ('CMD ["python", "a.py", "x y"]', [["python", "a.py", "x y"]]),
+        ('python a.py "$@"', [["python", "a.py"]]),
+    ],
+)  # fmt: skip
+def test_files_around_commands_are_understood(text, expected):
+    assert words(text) == expected

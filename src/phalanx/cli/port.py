@@ -107,6 +107,7 @@ def _run(args: ParsedArgs) -> int:
     if own["--save"]:
         _save(own["--save"], answers)
     if own["--run"]:
+        _print_skipped(skipped)
         return _run_all(answers)
     plans = [plan_ported(answer) for answer in answers]
     answers = [
@@ -116,13 +117,19 @@ def _run(args: ParsedArgs) -> int:
     if own["--json"]:
         facts = [to_facts(answer, plan) for answer, plan in zip(answers, plans, strict=True)]
         print(json.dumps(facts[0] if len(facts) == 1 else facts, indent=2))
+        _print_skipped(skipped)
         return 0
     for place, (answer, plan) in enumerate(zip(answers, plans, strict=True)):
         print("\n" * bool(place), end="")
         print_answer(answer, list_ported_plan(plan), plan.problem)
+    _print_skipped(skipped)
+    return 0
+
+
+def _print_skipped(skipped: Sequence[str]) -> None:
+    """Name the commands of a script that no older program runs."""
     for text in skipped:
         print(f"left out: {text}", file=sys.stderr)
-    return 0
 
 
 def _port(line: OldLine, own: ParsedArgs) -> PortedCommand:
@@ -208,7 +215,7 @@ def _read_lines(own: ParsedArgs, old_words: list[str]) -> tuple[list[OldLine], l
     if not lines:
         raise ConfigError("there is no command in it; paste one that starts python or poprun")
     skipped = [f"line {line.line}: {' '.join(line.words)}" for line in found if line not in lines]
-    return lines, skipped
+    return lines, list(dict.fromkeys(skipped))
 
 
 def _read_script(path: Path) -> str:

@@ -27,6 +27,11 @@ _PREFIXES = {  # programs that start another: their options with a value, and wo
     "numactl": ("CNmpil", 0),
     "taskset": ("", 1),
 }
+_WRAPPERS = (  # others that start a program: what becomes of them is up to the user
+    "srun", "salloc", "torchrun", "accelerate", "docker", "podman", "gc-docker", "singularity",
+    "apptainer", "conda", "mamba", "micromamba", "uv", "poetry", "pipenv", "xvfb-run",
+)  # fmt: skip
+_TORCH_LAUNCH = "torch.distributed.launch"
 _PYTHON_VALUES = ("-W", "-X", "-c")  # options of the interpreter that take a value
 
 
@@ -35,6 +40,7 @@ class OldCommand:
     """An old command line."""
 
     environment: dict[str, str] = field(default_factory=dict)
+    wrapper: str = ""  # what starts all that follows, as srun does with its options
     launcher: str = ""  # poprun or mpirun
     launcher_options: list[GivenOption] = field(default_factory=list)
     profiler_options: list[GivenOption] = field(default_factory=list)  # of gc-profile
@@ -50,19 +56,19 @@ class OldCommand:
 
 def is_old_command(words: Sequence[str]) -> bool:
     """Whether words start a program of an old application, not `cd`, `pip` and the like."""
-    rest = _skip_assignments(words, {})
+    rest, _ = _skip_wrapper(_skip_assignments(words, {}))
     name = PurePath(rest[0]).name if rest else ""
     if name in LAUNCHERS or name.endswith(".py"):
         return True
     modules = " ".join(rest[1:4])
-    own_use = re.match(r"-m (pip|venv|pytest|virtualenv)\b|--version|-V\b|-c\b", modules)
+    own_use = re.match(r"-m (pip|venv|pytest|virtualenv)\b|--version|-V\b|-c\b|-$", modules)
     return bool(_PYTHON.fullmatch(name)) and not own_use
 
 
 def read_old_command(words: Sequence[str], environment: Mapping[str, str]) -> OldCommand:
     """The parts of a command; ConfigError where it starts nothing that is known."""
     found, problems = OldCommand(environment=dict(environment)), list[str]()
-    rest = _skip_assignments(words, found.environment)
+    rest, found.wrapper = _skip_wrapper(_skip_assignments(words, found.environment))
     while rest and PurePath(rest[0]).name in LAUNCHERS:
         name = PurePath(rest[0]).name
         matched = match_launcher(name, rest[1:])
@@ -98,6 +104,17 @@ def _skip_assignments(words: Sequence[str], environment: dict[str, str]) -> list
         if prefix:
             _skip_own_options(rest, *prefix)
     return rest
+
+
+def _skip_wrapper(words: Sequence[str]) -> tuple[list[str], str]:
+    """The words from python or a script on, where srun and the like start it; and their words."""
+    is_module = words[1:2] == ["-m"] and words[2:3] in (["torch.distributed.run"], [_TORCH_LAUNCH])
+    if words and (PurePath(words[0]).name in _WRAPPERS or is_module):
+        for place, word in enumerate(words[1:], start=1):
+            name = PurePath(word).name
+            if name in LAUNCHERS or name.endswith(".py") or _PYTHON.fullmatch(name):
+                return list(words[place:]), " ".join(words[:place])
+    return list(words), ""
 
 
 def _skip_own_options(rest: list[str], with_value: str, words: int) -> None:

@@ -105,6 +105,10 @@ def port_line(
     if chosen.matched.problems:
         raise join_problems(chosen.matched.problems)
     port = _read_values(old, chosen, images)
+    if old.wrapper:
+        port.warnings.append(
+            f"{old.wrapper}: was left out; start the new command with it where it is needed"
+        )
     port.warnings += [f"{text}: was left out" for text in line.left_out]
     port.warnings += [
         f"{text}: was left out; change to that folder first, or relative paths lead elsewhere"

@@ -1,19 +1,32 @@
 """Pasted text as the words of commands: quotes, continuations, comments, variables.
 
-A variable that the text itself sets is filled in, as a shell would do. Others stay as they are
-written: they are looked up where a plan or a run needs them.
+A variable that the text itself sets is filled in, as a shell would do, and a `for` loop over known
+values is unrolled. Other variables stay as they are written: they are looked up where a plan or a
+run needs them.
 """
 
+import json
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from phalanx.errors import ConfigError
 
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
-_PLACEHOLDER = re.compile(r"\[(?:\.\.\.|-[^\]\s]*)\]")  # [...] and [--help], as READMEs write them
-_REDIRECTION = re.compile(r"&>>?|\d?(?:>>?|<)&?(?:\d|-)?")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
+_PLACEHOLDER = re.compile(  # [...] and [--help], as READMEs write them; what a script is given
+    r"\[(?:\.\.\.|-[^\]\s]*)\]|\$[@*]|\$\{[@*][^{}]*\}"
+)
+_REDIRECTION = re.compile(r"&>>?|<<<|\d?(?:>>?|<)&?(?:\d|-)?")
+_HERE_DOCUMENT = re.compile(r"\d?<<-?[ \t]*(['\"\\]?)(\w+)['\"]?")
+_SHELLS = ("bash", "sh", "zsh", "sbatch", "qsub", "ssh")  # what is piped into them are commands
+_KEYWORDS = ("do", "then", "else")  # of the shell, before a command
+_EXEC_FORM = re.compile(r"^(?:CMD|ENTRYPOINT|RUN)[ \t]+(\[.*\])[ \t]*$", re.MULTILINE)
+_RANGE = re.compile(
+    r"\{(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?\}|(?:\$\(|`)seq ((?: *-?\d+){1,3}) *[)`]"
+)
+_MOST_COMMANDS = 1000  # of a script whose loops are unrolled
 _FORMAT_PREFIX = "\x00"  # marks an operator of the shell among words
 
 _RUN = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*+\))*+\)|`[^`]*`"  # $(command) and `command`
@@ -85,7 +98,7 @@ def _build_line(words: list[str], environment: dict[str, str], number: int) -> O
             left.append(" ".join([word, *rest]).replace(_FORMAT_PREFIX, ""))
             rest = []
         elif word.startswith(_FORMAT_PREFIX):  # > FILE, 2>&1, &
-            is_whole = word[-1].isdigit() or word[-1] in "-&"
+            is_whole = word[-1].isdigit() or word[-1] in "-&" or _HERE_DOCUMENT.match(word, 1)
             target = [] if is_whole else rest[:1]
             left.append(" ".join([word.removeprefix(_FORMAT_PREFIX), *target]))
             rest = rest[len(target) :]
@@ -98,7 +111,7 @@ class _ShellReader:
     """Takes text apart as a shell would, as far as training scripts need it."""
 
     def __init__(self, text: str) -> None:
-        self.text = text.replace("\r\n", "\n")
+        self.text = _EXEC_FORM.sub(_write_exec_form, text.replace("\r\n", "\n") + "\n")
         self.place = 0
         self.commands: list[tuple[int, list[str]]] = []
         self.words: list[str] = []
@@ -106,6 +119,8 @@ class _ShellReader:
         self.first_line = 1
         self.variables: dict[str, str] = {}  # those that the text has set so far
         self.subshells = 0  # ( that are not closed yet
+        self.loops: list[_Loop] = []  # that have begun and are not done yet, the innermost last
+        self.here_ends: list[str] = []  # words that end the documents behind this line
 
     def read(self) -> list[tuple[int, list[str]]]:
         """All commands of the text."""
@@ -138,9 +153,16 @@ class _ShellReader:
     def _read_operator(self, here: str) -> bool:
         """Whether something that the shell acts upon stands here; then it is read."""
         redirection = self.word is None and self._find_redirection()
-        if here in "\n;" or self.text.startswith(("&&", "||"), self.place):
-            self._end_command()
+        document = self._find_here_document()
+        if document:
+            self._add_operator(document[0])
+            if self.words[0] not in _SHELLS:
+                self.here_ends.append(document[2])
+        elif here in "\n;" or self.text.startswith(("&&", "||"), self.place):
             self.place += 2 if here in "&|" else 1
+            self._end_command()
+            if here == "\n":
+                self._skip_here_documents()
         elif redirection:
             self._add_operator(redirection)
         elif here in "|&":
@@ -148,12 +170,26 @@ class _ShellReader:
             if here == "&":
                 self._end_command()
         elif self._is_subshell(here):
+            before = self.place
             self._end_command()
-            self.subshells += 1 if here == "(" else -1
-            self.place += 1
+            if self.place == before:  # a loop that ends here may have another round
+                self.subshells += 1 if here == "(" else -1
+                self.place += 1
         else:
             return False
         return True
+
+    def _find_here_document(self) -> re.Match[str] | None:
+        """The << END that stands here."""
+        is_string = self.text.startswith("<<<", self.place)
+        return None if is_string else _HERE_DOCUMENT.match(self.text, self.place)
+
+    def _skip_here_documents(self) -> None:
+        """Go on behind the text that the line before was given, which is not commands."""
+        for end in self.here_ends:
+            last = re.compile(rf"^\t*{end}$", re.MULTILINE).search(self.text, self.place)
+            self.place = last.end() if last else len(self.text)
+        self.here_ends = []
 
     def _find_redirection(self) -> str:
         """The redirection that begins here; <path> is what READMEs write to be filled in."""
@@ -170,6 +206,9 @@ class _ShellReader:
     def _read_substitution(self) -> None:
         """A variable or a command for the shell to run, which stays as it is written."""
         run = _RUN_COMMAND.match(self.text, self.place)
+        if run and re.match(r"`\s*#", run[0]):  # a comment inside a command
+            self.place = run.end()
+            return
         variable = _VARIABLE.match(self.text, self.place)
         value = self._expand(variable) if variable else ""
         splits = variable and value != variable[0] and not _RUN_COMMAND.search(value)
@@ -230,8 +269,82 @@ class _ShellReader:
 
     def _end_command(self) -> None:
         self._end_word()
-        words = self.words[1:] if self.words[:1] == ["$"] else self.words  # a prompt, copied along
-        if words:
-            self.commands.append((self.first_line, words))
-            self.variables |= _read_assignments(words)
-        self.words = []
+        words, self.words = self.words, []
+        if words[:1] == ["$"]:  # a prompt, copied along
+            words = words[1:]
+        while words[:1] and words[0] in _KEYWORDS:
+            words = words[1:]
+        if not words or self._follow_loop(words):
+            return
+        words[0] = re.sub(r"^[@-]+(?=\w)", "", words[0])  # as recipes of make begin
+        words = [self._append_value(word) for word in words]
+        self.commands.append((self.first_line, words))
+        self.variables |= _read_assignments(words)
+        if len(self.commands) > _MOST_COMMANDS:
+            raise ConfigError(
+                f"line {self.first_line}: its loops run more than {_MOST_COMMANDS:,} commands; "
+                "paste the lines that matter"
+            )
+
+    def _append_value(self, word: str) -> str:
+        """NAME+=VALUE as the assignment that it amounts to."""
+        name, appends, value = word.partition("+=")
+        if not appends or not _ASSIGNMENT.match(word) or not name.isidentifier():
+            return word
+        return f"{name}={self.variables.get(name, '')}{value}"
+
+    def _follow_loop(self, words: Sequence[str]) -> bool:
+        """Whether words begin or end a loop; each round of one over known values is read anew."""
+        if words[0] == "for" and words[2:3] == ["in"]:
+            values = [value for word in words[3:] for value in _list_loop_values(word)]
+            is_known = bool(values) and not any(set(value) & set("$`*?[") for value in values)
+            self.loops.append(_Loop(words[1], values if is_known else [], self.place))
+        elif words[0] in ("for", "while", "until", "select"):
+            self.loops.append(_Loop("", [], self.place))
+            return words[0] == "for"
+        elif words[0] == "done" and self.loops:
+            pass
+        else:
+            return False
+        loop = self.loops[-1]
+        if loop.values:
+            self.variables[loop.name] = loop.values.pop(0)
+            self.place = loop.begin
+        elif words[0] == "done":
+            self.loops.pop()
+        else:
+            self.variables.pop(loop.name, None)
+        return True
+
+
+@dataclass
+class _Loop:
+    """A loop of the shell that is being read."""
+
+    name: str  # of its variable
+    values: list[str]  # that are still to come; none where they are not known
+    begin: int  # where its commands begin
+
+
+def _list_loop_values(word: str) -> list[str]:
+    """The values that a word of a `for` stands for: {1..3} and $(seq 1 3) are three."""
+    found = _RANGE.fullmatch(word)
+    if found is None:
+        return [word]
+    numbers = [int(text) for text in (found[4] or "").split()]
+    if numbers:  # seq LAST, seq FIRST LAST, seq FIRST STEP LAST
+        first, last = (1 if len(numbers) == 1 else numbers[0]), numbers[-1]
+        step = numbers[1] if len(numbers) == 3 else 1
+    else:
+        first, last = int(found[1]), int(found[2])
+        step = abs(int(found[3] or 1)) * (1 if first <= last else -1)
+    end = last + (1 if step > 0 else -1)
+    return [str(n) for n in range(first, end, step)[:_MOST_COMMANDS]] if step else [word]
+
+
+def _write_exec_form(found: re.Match[str]) -> str:
+    """CMD ["python3", "train.py"] of a Dockerfile as a shell would be told it."""
+    try:
+        return shlex.join(json.loads(found[1]))
+    except (ValueError, TypeError):
+        return found[0]
