@@ -103,7 +103,7 @@ def validate(run: PathLike, *, checkpoint: str | int | None = None, **options: A
             f"devices={options['devices']}: validate scores in this process, on one device; leave "
             f"it out, or run: phalanx validate {_path(run)} --devices {options['devices']}"
         )
-    found = read_target(str(_path(run)), _flags(options), wanted=_choice(checkpoint))
+    found = read_target(str(_path(run)), _flags(options), selection=_choice(checkpoint))
     with preserve_torch_settings():
         return score_target(found).row
 
@@ -125,7 +125,7 @@ def load(run: PathLike, *, checkpoint: str | int | None = None, **options: Any) 
     from phalanx.assemble.scoring_target import read_checkpoint
     from phalanx.assemble.torch_setup import preserve_torch_settings
 
-    found = read_checkpoint(_path(run), _flags(options), wanted=_choice(checkpoint))
+    found = read_checkpoint(_path(run), _flags(options), selection=_choice(checkpoint))
     with preserve_torch_settings():
         return LoadedModel(found)
 
@@ -169,7 +169,7 @@ def export(
     given = None if images is None else collect_images(images)
     flags = _flags(others)
     found = read_export_source(
-        str(_path(run)), flags, wanted=_choice(checkpoint), averaged=own.averaged
+        str(_path(run)), flags, selection=_choice(checkpoint), averaged=own.averaged
     )
     from phalanx.assemble.torch_setup import preserve_torch_settings
     from phalanx.export.run import export_model

@@ -34,8 +34,8 @@ class SlowPeer:
     def __init__(self) -> None:
         self.mine: list[Throughput] = []
 
-    def any(self, mine: bool) -> bool:
-        return mine
+    def any(self, value: bool) -> bool:
+        return value
 
     def gather(self, value: Throughput) -> list[Throughput]:
         self.mine.append(replace(value))

@@ -28,7 +28,7 @@ class Shown:
         def show(host: str, text: str, is_error: bool) -> None:
             (self.err if is_error else self.out).append((host, text))
 
-        return run_lines(lines, show=show, say=self.said.append)
+        return run_lines(lines, show=show, print_line=self.said.append)
 
 
 def start_launch(lines: str) -> "subprocess.Popen[str]":
@@ -38,7 +38,7 @@ def start_launch(lines: str) -> "subprocess.Popen[str]":
         "from phalanx.launch.run import run_lines\n"
         "def show(*line):\n"  # in one piece, as lines of two hosts may come together
         "    print('%s %s %s\\n' % line, end='', flush=True)\n"
-        f"sys.exit(run_lines({lines}, show=show, say=print))"
+        f"sys.exit(run_lines({lines}, show=show, print_line=print))"
     )
     return subprocess.Popen(
         [sys.executable, "-c", program, str(TESTS)], stdout=subprocess.PIPE, text=True

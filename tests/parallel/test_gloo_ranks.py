@@ -23,7 +23,9 @@ def run_ranks(folder: Path, disturb, **options) -> tuple[int, list[str]]:
     # torch's own lines about peers that are gone are a page each
     options["environment"] = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     command = [sys.executable, str(PROGRAM), str(folder)]
-    code = supervise(command, RANKS, progress=lambda: read_sum(folder), say=said.append, **options)
+    code = supervise(
+        command, RANKS, progress=lambda: read_sum(folder), print_line=said.append, **options
+    )
     return code, said
 
 

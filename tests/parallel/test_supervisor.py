@@ -21,7 +21,7 @@ import sys
 from phalanx.parallel import supervisor
 supervisor._LEAVE_S = 0.1
 sys.exit(supervisor.supervise(
-    sys.argv[2:], int(sys.argv[1]), progress=int, say=lambda line: print(line, flush=True)
+    sys.argv[2:], int(sys.argv[1]), progress=int, print_line=lambda line: print(line, flush=True)
 ))
 """
 
@@ -45,7 +45,7 @@ def command(folder: Path, code: str) -> list[str]:
 def run_ranks(folder: Path, code: str, ranks: int = 2, **options) -> tuple[int, list[str]]:
     """The exit code and what was said; nothing runs any more."""
     said: list[str] = []
-    given = {"progress": int, "say": said.append, **options}
+    given = {"progress": int, "print_line": said.append, **options}
     exit_code = supervise(command(folder, code), ranks, **given)
     assert find_living(folder) == []
     return exit_code, said
@@ -366,14 +366,14 @@ if rank == 0:  # it has a process that does not watch us
 hang()
 """
     with pytest.raises(RuntimeError, match="killed by SIGKILL"):
-        run_ranks(tmp_path, code, ranks=3, say=fail)
+        run_ranks(tmp_path, code, ranks=3, print_line=fail)
     assert len(list(tmp_path.glob("*.pid"))) == 4
     wait_until(lambda: not find_living(tmp_path))  # a process has yet to take its signal
 
 
 def test_a_command_that_does_not_exist_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
-        supervise([str(tmp_path / "none")], 2, progress=int, say=print)
+        supervise([str(tmp_path / "none")], 2, progress=int, print_line=print)
 
 
 # --- hangs ---

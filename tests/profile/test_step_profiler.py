@@ -20,11 +20,11 @@ SET = {"KINETO_LOG_LEVEL", "TEARDOWN_CUPTI", "DISABLE_CUPTI_LAZY_REINIT"}
 
 
 def make_profiler(
-    folder: Path, *, say: Callable[[str], object] = print, steps: int = 3, **spec: object
+    folder: Path, *, print_line: Callable[[str], object] = print, steps: int = 3, **spec: object
 ) -> StepProfiler:
     given = {"detail": "summary", "images": 4, "first_step": 0, "passes": 1, "title": "t"}
     found = ProfileSpec(folder=folder, total_steps=steps, **{**given, **spec})
-    return StepProfiler(found, nn.Linear(2, 2), say=say)
+    return StepProfiler(found, nn.Linear(2, 2), print_line=print_line)
 
 
 def train(profiler: StepProfiler, first: int, last: int) -> int:
@@ -67,7 +67,7 @@ def break_profiler(monkeypatch, method: str) -> list[str]:
 @pytest.mark.parametrize("method", ["start", "step", "stop", "export_chrome_trace"])
 def test_a_fault_of_torchs_profiler_does_not_end_the_run(tmp_path, monkeypatch, method):
     calls, told = break_profiler(monkeypatch, method), []
-    profiler = make_profiler(tmp_path / "profile", say=told.append)
+    profiler = make_profiler(tmp_path / "profile", print_line=told.append)
     assert train(profiler, 0, 3) == 3
     profiler.close()
     assert told[-1] == "note: profile: a fault of its own; the run continues without it"
@@ -80,7 +80,7 @@ def test_a_fault_of_torchs_profiler_does_not_end_the_run(tmp_path, monkeypatch, 
 def test_a_fault_at_the_end_of_a_run_does_not_say_that_it_goes_on(tmp_path, monkeypatch):
     break_profiler(monkeypatch, "stop")
     told: list[str] = []
-    profiler = make_profiler(tmp_path / "profile", say=told.append)
+    profiler = make_profiler(tmp_path / "profile", print_line=told.append)
     assert train(profiler, 0, 2) == 2  # it has begun to warm up
     profiler.close()
     assert told == ["note: profile: a fault of its own; there is none"]
@@ -94,7 +94,7 @@ def test_a_reader_who_left_is_no_fault_of_the_profile(tmp_path):
         if len(told) == 1:  # what is written after it goes nowhere, in silence
             raise OutputClosed
 
-    profiler = make_profiler(tmp_path / "profile", say=leave)
+    profiler = make_profiler(tmp_path / "profile", print_line=leave)
     with pytest.raises(OutputClosed):
         train(profiler, 0, 3)
     profiler.close()

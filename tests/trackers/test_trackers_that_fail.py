@@ -134,8 +134,9 @@ def test_a_tracker_outlives_a_run_that_is_killed_until_all_is_told(digits, tmp_p
     run = tmp_path / "run"
     # the process kills itself when it would write its summary
     code = (
-        "import os, sys, phalanx.assemble.train as t; from phalanx.cli.main import main;"
-        "t._finish = lambda *_: os.kill(os.getpid(), 9); main(sys.argv[1:])"
+        "import os, sys; from unittest.mock import patch; from phalanx.cli.main import main;"
+        "end = lambda *_: os.kill(os.getpid(), 9);"
+        "patch('phalanx.assemble.train._write_results', end).start(); main(sys.argv[1:])"
     )
     words = [*small_run(digits, run, steps=12, **{"logs-per-epoch": 6}), "--tensorboard"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, check=False)

@@ -57,12 +57,12 @@ def finding_to_json(finding: "NonFiniteFinding", images: "Sequence[StepImage]") 
 
 
 def find_first_nonfinite(
-    mine: "NonFiniteFinding | None", context: "RankContext", plan: Plan
+    finding: "NonFiniteFinding | None", context: "RankContext", plan: Plan
 ) -> "NonFiniteFinding | None":
     """The first finding of all ranks: outputs before other kinds, earlier images before later."""
-    if mine is not None:
-        mine = replace(mine, rows=context.find_step_indices(mine.rows, plan))
-    found = [one for one in context.gather(mine) if one is not None]
+    if finding is not None:
+        finding = replace(finding, rows=context.find_step_indices(finding.rows, plan))
+    found = [one for one in context.gather(finding) if one is not None]
     return min(found, key=lambda one: (one.what != "output", one.rows), default=None)
 
 

@@ -183,7 +183,7 @@ def _choose_data_flags(detected: "list[DetectedDataset]", folder: str) -> dict[s
     return {"data": ready[0].data, "data-dir": str(ready[0].folder)} if ready else {}
 
 
-def fetch_missing_dataset(settings: Settings, say: Callable[[str], None]) -> Settings:
+def fetch_missing_dataset(settings: Settings, print_line: Callable[[str], None]) -> Settings:
     """The settings with the folder of a published dataset, downloaded if it is missing."""
     options = settings.config.data
     folder = expand_home(options.data_dir) if options.data_dir else None
@@ -199,11 +199,13 @@ def fetch_missing_dataset(settings: Settings, say: Callable[[str], None]) -> Set
     )
     if options.data in there or (options.data in _IDX and there & set(_IDX)):
         return settings
-    say(f"{options.data} is not in {folder or 'data/' + options.data}: looking for it elsewhere")
+    print_line(
+        f"{options.data} is not in {folder or 'data/' + options.data}: looking for it elsewhere"
+    )
     found = fetch_dataset(options.data, folder)
     files = format_plural(len(found.downloaded), "file")
     how = f"{files} downloaded to" if found.downloaded else "found in"
-    say(f"{options.data}: {how} {found.folder}, all checksums match")
+    print_line(f"{options.data}: {how} {found.folder}, all checksums match")
     data = options.model_copy(update={"data_dir": str(found.folder)})
     origins = {**settings.origins, "data-dir": "fetched"}
     return replace(

@@ -81,9 +81,9 @@ class RankContext:
         """Common decisions of all ranks."""
         return Consensus(self.ranks)
 
-    def gather(self, mine: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, in order."""
-        return self.consensus.gather(mine)
+        return self.consensus.gather(value)
 
     def describe_rank(self) -> str:
         """Which of several ranks it is, after a comma; empty without ranks."""
@@ -247,7 +247,11 @@ def build_watchdog(
 
 
 def build_profiler(
-    context: RankContext, prepared: PreparedRun, state: TrainState, *, say: Callable[[str], None]
+    context: RankContext,
+    prepared: PreparedRun,
+    state: TrainState,
+    *,
+    print_line: Callable[[str], None],
 ) -> StepProfiler | None:
     """The profiler of a step of this process, with --profile.
 
@@ -269,4 +273,4 @@ def build_profiler(
         graph=plan.acceleration.graph,
         names_units=not plan.acceleration.compiles,
     )
-    return StepProfiler(spec, state.model, say=say)
+    return StepProfiler(spec, state.model, print_line=print_line)

@@ -55,7 +55,7 @@ def start_ranks(prepared: PreparedRun, flags: Mapping[str, str], *, to_stderr: b
         ],
         prepared.plan.layout.ranks,
         progress=lambda: find_newest_checkpoint(run.checkpoints),
-        say=lambda line: _say("train", line),
+        print_line=lambda line: _print_line("train", line),
         way_out=f"continue with: {run.resume_command}",
     )
     if code not in (0, Stopped.exit_code, NetworkError.exit_code):  # these can be resumed
@@ -69,14 +69,14 @@ def start_command_ranks(command: str, words: Sequence[str], ranks: int) -> int:
         [sys.executable, "-m", "phalanx", *command.split(), *words],
         ranks,
         progress=lambda: None,
-        say=lambda line: _say(command, line),
+        print_line=lambda line: _print_line(command, line),
         max_restarts=0,  # nothing is kept that a restart could continue from
         way_out="run the same command again",
     )
     return EXIT_LEFT_AT_ONCE if code == Stopped.exit_code else code
 
 
-def _say(command: str, line: str) -> None:
+def _print_line(command: str, line: str) -> None:
     with suppress(OSError):  # where nobody can be told, the ranks are looked after all the same
         os.write(2, f"phalanx {command}: {line}\n".encode())
 

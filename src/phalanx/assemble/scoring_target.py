@@ -81,18 +81,18 @@ def _list_kept_checkpoints(run: RunFolder) -> dict[int, Path]:
     raise CheckpointError(f"{run.path}: the run has no checkpoint; {way_out}")
 
 
-def choose_checkpoint(path: Path, wanted: str | None = None) -> tuple[Path, str]:
+def choose_checkpoint(path: Path, selection: str | None = None) -> tuple[Path, str]:
     """The checkpoint of a run to score, and which one that is, in words.
 
-    wanted: last, best or a step; if None, the best if any was scored, else the last. If the path
+    selection: last, best or a step; if None, the best if any was scored, else the last. If the path
     is a checkpoint itself, the words are empty.
     """
-    which = None if wanted is None else _read_choice(wanted)
+    which = None if selection is None else _read_choice(selection)
     if _is_checkpoint(path) or _is_live_average(path):
         if which is not None:
             raise ConfigError(
-                f"--checkpoint {wanted}: {path} is a checkpoint itself; leave the option out, or "
-                "name its run"
+                f"--checkpoint {selection}: {path} is a checkpoint itself; leave the option out, "
+                "or name its run"
             )
         return path, ""
     run = open_run(path)
@@ -120,12 +120,12 @@ def choose_checkpoint(path: Path, wanted: str | None = None) -> tuple[Path, str]
     return kept[best], f"step {best:,}, the best checkpoint{way_out}"
 
 
-def _read_choice(wanted: str) -> str | int:
+def _read_choice(selection: str) -> str | int:
     """What --checkpoint asks for: last, best or a step."""
-    plain = wanted.lower().replace(",", "")  # steps are printed with commas
+    plain = selection.lower().replace(",", "")  # steps are printed with commas
     is_step = plain.isdecimal() and len(plain) <= _MOST_DIGITS
     if plain not in (_LAST, _BEST) and not is_step:
-        got = wanted if len(wanted) <= _MOST_DIGITS else f"{wanted[:_MOST_DIGITS]}..."
+        got = selection if len(selection) <= _MOST_DIGITS else f"{selection[:_MOST_DIGITS]}..."
         raise ConfigError(f"--checkpoint: expected last, best or a step such as 1000, got {got!r}")
     return int(plain) if is_step else plain
 
@@ -137,13 +137,13 @@ def _join_steps(steps: Iterable[int]) -> str:
 
 
 def read_checkpoint(
-    path: Path, flags: Mapping[str, str], *, wanted: str | None = None
+    path: Path, flags: Mapping[str, str], *, selection: str | None = None
 ) -> ScorableCheckpoint:
     """The checkpoint that a path stands for, or the live average in one, checked without torch.
 
-    wanted: which checkpoint of a run, as for `choose_checkpoint`.
+    selection: which checkpoint of a run, as for `choose_checkpoint`.
     """
-    chosen, choice = choose_checkpoint(path, wanted)
+    chosen, choice = choose_checkpoint(path, selection)
     averaged = _is_live_average(chosen)
     checkpoint = (chosen.parent if averaged else chosen).resolve()
     facts = read_facts(checkpoint)
@@ -222,18 +222,18 @@ def _read_scoring_flags(flags: Mapping[str, str]) -> dict[str, str]:
     return given
 
 
-def read_target(target: str, flags: Mapping[str, str], *, wanted: str | None = None) -> "Target":
+def read_target(target: str, flags: Mapping[str, str], *, selection: str | None = None) -> "Target":
     """The checkpoint at a path, or the settings of a preset or model of that name.
 
-    wanted: which checkpoint of a run, as for `choose_checkpoint`.
+    selection: which checkpoint of a run, as for `choose_checkpoint`.
     """
     settings = read_untrained_settings(target, flags)
     if settings is None:
         refuse_missing_path(target)
-        return read_checkpoint(Path(target), flags, wanted=wanted)
-    if wanted is not None:
+        return read_checkpoint(Path(target), flags, selection=selection)
+    if selection is not None:
         raise ConfigError(
-            f"--checkpoint {wanted}: {target} is not a run, so it has no checkpoints; leave it "
+            f"--checkpoint {selection}: {target} is not a run, so it has no checkpoints; leave it "
             "out, or name a run"
         )
     return settings

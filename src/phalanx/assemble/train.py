@@ -172,7 +172,7 @@ def open_training(
     probe = Probe(session.model) if config.machine.fp_exceptions else None
     session.feed  # noqa: B018 - opened now, to report unreadable data before the first line
     stack.enter_context(console)
-    profiler = build_profiler(context, prepared, session.state, say=console.print)
+    profiler = build_profiler(context, prepared, session.state, print_line=console.print)
     if profiler is not None:
         stack.callback(profiler.close)
     return TrainingRun(

@@ -294,7 +294,7 @@ def _prepare_inference(args: ParsedArgs) -> _Benchmark:
     measurements, plans, configs = [], [], []
     for size in sizes:
         flags = args.flags if size is None else {**args.flags, "batch-size": size}
-        found = read_target(target, flags, wanted=args["--checkpoint"])
+        found = read_target(target, flags, selection=args["--checkpoint"])
         if isinstance(found, ScorableCheckpoint):
             refuse_model_options(target, args)
         configs.append(get_settings(found).config)

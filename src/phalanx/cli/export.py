@@ -129,7 +129,7 @@ def _run(args: ParsedArgs) -> None:
     args.load_plugins()
     target = args["target"]
     source = read_export_source(
-        target, args.flags, wanted=args["--checkpoint"], averaged=options.averaged
+        target, args.flags, selection=args["--checkpoint"], averaged=options.averaged
     )
     if source.checkpoint is not None:
         refuse_model_options(target, args)

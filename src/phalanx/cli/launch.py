@@ -338,11 +338,11 @@ def _start(launcher: str, rank_command: RankCommand, *, dry_run: bool) -> int:
             except OSError:  # nobody listens any more, and the ranks go on in silence
                 discard_output(stream)
 
-    def say(text: str) -> None:
+    def print_line(text: str) -> None:
         if text:
             show("launch", f"phalanx launch: {text}", True)
 
-    return run_lines(lines, show=show, say=say)
+    return run_lines(lines, show=show, print_line=print_line)
 
 
 def _describe_job(

@@ -47,7 +47,7 @@ def _run(args: ParsedArgs) -> int:
         images = collect_images(args["images"])
     except DataError as error:
         raise DataError(escape_name(str(error))) from None
-    checkpoint = read_checkpoint(Path(args["run"]), args.flags, wanted=args["--checkpoint"])
+    checkpoint = read_checkpoint(Path(args["run"]), args.flags, selection=args["--checkpoint"])
     if checkpoint.choice:
         print(f"{args['run']}: {checkpoint.choice}", file=sys.stderr)
 

@@ -253,10 +253,10 @@ def _read_checkpoints(target: str, args: ParsedArgs, *, every: bool) -> "list[Sc
     from phalanx.engine.checkpoint_store import list_checkpoints, list_weights
 
     path, flags = Path(target), args.flags
-    wanted = args.values.get("--checkpoint")
-    if every and wanted:
+    selection = args.values.get("--checkpoint")
+    if every and selection:
         raise ConfigError(
-            f"--checkpoint {wanted}: --all scores every checkpoint; give one of the two options"
+            f"--checkpoint {selection}: --all scores every checkpoint; give one of the two options"
         )
     refuse_missing_path(target)
     checkpoints = list_checkpoints(path)
@@ -267,7 +267,9 @@ def _read_checkpoints(target: str, args: ParsedArgs, *, every: bool) -> "list[Sc
         raise CheckpointError(
             f"{path}: holds {len(checkpoints)} checkpoints; name one, or score each with --all"
         )
-    return [read_checkpoint(path, flags, wanted=wanted)]  # knows what to say where there is none
+    return [
+        read_checkpoint(path, flags, selection=selection)
+    ]  # knows what to say where there is none
 
 
 def print_score(

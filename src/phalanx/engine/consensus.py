@@ -12,7 +12,7 @@ class _Ranks(Protocol):
 
     def gather(self, value: _Value) -> list[_Value]: ...
 
-    def any(self, mine: bool) -> bool: ...
+    def any(self, value: bool) -> bool: ...
 
 
 class Consensus:
@@ -26,16 +26,16 @@ class Consensus:
     def __init__(self, ranks: _Ranks | None = None) -> None:
         self._ranks = ranks
 
-    def any(self, mine: bool) -> bool:
-        """Whether `mine` is true in any process."""
-        return mine if self._ranks is None else self._ranks.any(mine)
+    def any(self, value: bool) -> bool:
+        """Whether `value` is true in any process."""
+        return value if self._ranks is None else self._ranks.any(value)
 
-    def gather(self, mine: _Value) -> list[_Value]:
+    def gather(self, value: _Value) -> list[_Value]:
         """The values of all processes, in the order of ranks."""
-        return [mine] if self._ranks is None else self._ranks.gather(mine)
+        return [value] if self._ranks is None else self._ranks.gather(value)
 
-    def raise_any(self, mine: Exception | None) -> None:
+    def raise_any(self, failure: Exception | None) -> None:
         """If any process failed, raise this one's failure or FailedElsewhere, as the last call."""
-        if self.any(mine is not None):
+        if self.any(failure is not None):
             self._ranks = None
-            raise mine or FailedElsewhere
+            raise failure or FailedElsewhere

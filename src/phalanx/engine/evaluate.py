@@ -69,7 +69,7 @@ def evaluate(
     *,
     options: StepOptions,
     interrupted: Callable[[], bool] = lambda: False,
-    gather: Callable[[_Answers | None], list[_Answers | None]] = lambda mine: [mine],
+    gather: Callable[[_Answers | None], list[_Answers | None]] = lambda answers: [answers],
 ) -> Score | None:
     """The score over all batches; None if it was interrupted.
 

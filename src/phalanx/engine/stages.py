@@ -128,9 +128,9 @@ class StagedScoring(nn.Module):
         self._part, self._links, self._gather_all = part, links, gather
         self.interrupted = False
 
-    def gather(self, mine: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """The results of the last stages; None from any stage means that it was interrupted."""
-        return self._gather_all(mine if self._links.is_last or mine is None else {})
+        return self._gather_all(value if self._links.is_last or value is None else {})
 
     def forward(self, images: Tensor) -> Tensor:
         """The logits in the last stage; zeros, which mean nothing, in the others."""

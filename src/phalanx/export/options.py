@@ -248,17 +248,17 @@ def _find_averaged(checkpoint: Path) -> Path:
 
 
 def read_export_source(
-    target: str, flags: Mapping[str, str], *, wanted: str | None, averaged: bool
+    target: str, flags: Mapping[str, str], *, selection: str | None, averaged: bool
 ) -> ExportSource:
     """What a path or the name of a preset or model stands for, in 32 bits on the CPU.
 
-    wanted: which checkpoint of a run, as for `choose_checkpoint`.
+    selection: which checkpoint of a run, as for `choose_checkpoint`.
     """
     path, given = Path(target), {**flags, "device": "cpu", "precision": "32.32"}
     settings = read_untrained_settings(target, given)
     if settings is not None:
-        if wanted is not None or averaged:
-            flag = "--averaged" if wanted is None else f"--checkpoint {wanted}"
+        if selection is not None or averaged:
+            flag = "--averaged" if selection is None else f"--checkpoint {selection}"
             raise ConfigError(
                 f"{flag}: {target} is not a run, so it has no checkpoints; leave it out"
             )
@@ -272,15 +272,17 @@ def read_export_source(
             + of_model * (path.suffix in _WEIGHT_SUFFIXES)
         )
     refuse_missing_path(target)
-    return ExportSource(read_scorable_checkpoint(path, given, wanted=wanted, averaged=averaged))
+    return ExportSource(
+        read_scorable_checkpoint(path, given, selection=selection, averaged=averaged)
+    )
 
 
 def read_scorable_checkpoint(
-    path: Path, flags: Mapping[str, str], *, wanted: str | None, averaged: bool
+    path: Path, flags: Mapping[str, str], *, selection: str | None, averaged: bool
 ) -> ScorableCheckpoint:
     """The checkpoint that a path stands for, or its averaged weights."""
     if not averaged or path.name == AVERAGE_WEIGHTS:
-        return read_checkpoint(path, flags, wanted=wanted)
-    chosen, choice = choose_checkpoint(path, wanted)
+        return read_checkpoint(path, flags, selection=selection)
+    chosen, choice = choose_checkpoint(path, selection)
     found = read_checkpoint(_find_averaged(chosen), flags)
     return replace(found, choice=f"{choice}; its averaged weights" if choice else "")

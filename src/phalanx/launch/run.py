@@ -96,13 +96,15 @@ def _probe(line: LaunchLine) -> str:
     return ""
 
 
-def run_lines(lines: Sequence[LaunchLine], *, show: _Show, say: Callable[[str], None]) -> int:
+def run_lines(
+    lines: Sequence[LaunchLine], *, show: _Show, print_line: Callable[[str], None]
+) -> int:
     """Run all lines until they have ended; returns the exit code of their ranks.
 
-    show: called with the output of ranks. say: called with messages of the launcher itself.
+    show: called with the output of ranks. print_line: called with messages of the launcher itself.
     """
     with collect_signals() as signals, _start_lines(lines, show) as started:
-        return _wait_for_end(started, signals, say)
+        return _wait_for_end(started, signals, print_line)
 
 
 class _RunningLine:
@@ -217,7 +219,7 @@ def _start_lines(lines: Sequence[LaunchLine], show: _Show) -> Iterator[list[_Run
 
 
 def _wait_for_end(
-    started: Sequence[_RunningLine], signals: list[int], say: Callable[[str], None]
+    started: Sequence[_RunningLine], signals: list[int], print_line: Callable[[str], None]
 ) -> int:
     """The exit code of all lines; signals that arrive are forwarded to their ranks."""
     living, codes, passed_on = list(started), [0], 0
@@ -242,7 +244,7 @@ def _wait_for_end(
             codes.append(one.find_exit_code(stop_requested=bool(signals)))
             failed, stops = codes[-1] not in (0, EXIT_STOPPED), min(stop_at, kill_at) < math.inf
             if not stops and (failed or (one.killed_rank and not signals)):
-                say(one.describe_end())
+                print_line(one.describe_end())
             if not stops and failed:
                 stop_at = now + _GRACE_S * (not one.is_lost)
                 kill_at = stop_at + _LEAVE_S

@@ -184,15 +184,15 @@ class Ranks:
         dist.all_gather_object(values, value, group=self._host)
         return values  # type: ignore[return-value]
 
-    def any(self, mine: bool) -> bool:
-        """Whether `mine` is true in any rank."""
-        self._flag.fill_(mine)
+    def any(self, value: bool) -> bool:
+        """Whether `value` is true in any rank."""
+        self._flag.fill_(value)
         dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._host)
         return bool(self._flag)
 
-    def refuse_differences(self, mine: Mapping[str, str]) -> None:
+    def refuse_differences(self, digests: Mapping[str, str]) -> None:
         """Raise NetworkError unless these digests, by name, are the same on all ranks."""
-        everybody = self.gather((socket.gethostname(), dict(mine)))
+        everybody = self.gather((socket.gethostname(), dict(digests)))
         expected = everybody[0][1]
         for rank, (host, found) in enumerate(everybody):
             other = [name for name, digest in found.items() if digest != expected.get(name)]

@@ -161,16 +161,16 @@ class StageLinks:
         dist.all_reduce(numbers, group=self._down)
         return numbers
 
-    def gather(self, mine: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """The values of all stages, in order."""
         values: list[Any] = [None] * len(self._members)
-        dist.all_gather_object(values, mine, group=self._host)
+        dist.all_gather_object(values, value, group=self._host)
         return values
 
-    def gather_to_first(self, mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def gather_to_first(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of all stages, in the first stage; empty in the others."""
         parts: list[Any] | None = [None] * len(self._members) if self.is_first else None
-        dist.gather_object(dict(mine), parts, dst=self._members[0], group=self._host)
+        dist.gather_object(dict(tensors), parts, dst=self._members[0], group=self._host)
         return {name: tensor for part in parts or () for name, tensor in part.items()}
 
 

@@ -41,7 +41,7 @@ def supervise(
     ranks: int,
     *,
     progress: Callable[[], object],
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     max_restarts: int = 3,
     environment: Mapping[str, str] | None = None,
     way_out: str = "run the same command again to continue",
@@ -59,22 +59,22 @@ def supervise(
             variables = {**os.environ, **(environment or {}), **world, _PIPE: str(pipe)}
             with _start_ranks(command, variables, pipe) as living:
                 rank, code = _wait_for_end(living, signals)
-                _show_stacks(living if code == _LOST_PEERS else {}, say)
+                _show_stacks(living if code == _LOST_PEERS else {}, print_line)
             if code == _LOST_PEERS:
-                say(f"the ranks lost contact with each other; {way_out}")
+                print_line(f"the ranks lost contact with each other; {way_out}")
             if code >= 0:
                 return code
             killed = f"rank {rank} was killed by {_name_signal(-code)}"
             before, reached = reached, progress()
             if signals:
-                say(f"{killed} while all were asked to stop; {way_out}")
+                print_line(f"{killed} while all were asked to stop; {way_out}")
                 return EXIT_STOPPED
             in_a_row = in_a_row + 1 if reached == before else 1
             if in_a_row > max_restarts:
                 tried = f" after {format_plural(max_restarts, 'restart')} without a new checkpoint"
-                say(f"{killed}{tried if max_restarts else ''}; {way_out}")
+                print_line(f"{killed}{tried if max_restarts else ''}; {way_out}")
                 return _LOST_PEERS
-            say(f"{killed}; all {ranks} ranks start again from the last checkpoint")
+            print_line(f"{killed}; all {ranks} ranks start again from the last checkpoint")
             restart += 1
 
 
@@ -184,10 +184,10 @@ def find_precedence(code: int) -> int:
     return {0: 0, _LOST_PEERS: 1, EXIT_STOPPED: 2}.get(code, 3)
 
 
-def _show_stacks(hung: _Ranks, say: Callable[[str], None]) -> None:
+def _show_stacks(hung: _Ranks, print_line: Callable[[str], None]) -> None:
     """Abort ranks that hang or are stopped; faulthandler then prints their stacks."""
     for rank, process in hung.items():  # one after the other, so that their lines do not mix
-        say(f"rank {rank} is not responding and will be aborted; it hangs here:")
+        print_line(f"rank {rank} is not responding and will be aborted; it hangs here:")
         process.send_signal(signal.SIGABRT)
         process.send_signal(signal.SIGCONT)
         with suppress(subprocess.TimeoutExpired):

@@ -86,9 +86,9 @@ class StepProfiler:
         spec: ProfileSpec,
         model: nn.Module,
         *,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
     ) -> None:
-        self._spec, self._model, self._say = spec, model, say
+        self._spec, self._model, self._print_line = spec, model, print_line
         self._device = next(model.parameters()).device
         self._profiler: profile | None = None
         self._step = spec.first_step  # the one whose images were requested last
@@ -220,7 +220,7 @@ class StepProfiler:
         except Exception as problem:  # noqa: BLE001 - a profile, never the run
             self._stop_after_failure(problem)
         if said:  # outside the try: a console that cannot be written to does end a run
-            self._say(said)
+            self._print_line(said)
 
     def _stop_after_failure(
         self, problem: Exception, *, outcome: str = "the run continues without it"
@@ -233,7 +233,7 @@ class StepProfiler:
                 profiler.stop()
         # without the hint: that is meant for a run that cannot continue
         reason = str(problem).partition("\n")[0].partition(";")[0] or type(problem).__name__
-        self._say(f"note: profile: {reason}; {outcome}")
+        self._print_line(f"note: profile: {reason}; {outcome}")
 
     # --- files ---
 

@@ -32,7 +32,7 @@ class TorchBackend:
         self.path = path
         flags = {**options.flags, "device": options.device, "threads": str(options.threads)}
         checkpoint = read_scorable_checkpoint(
-            path, flags, wanted=options.checkpoint, averaged=options.averaged
+            path, flags, selection=options.checkpoint, averaged=options.averaged
         )
         session = open_checkpoint(checkpoint)
         facts, network = checkpoint.start.facts, _copy_with_head(session)
