@@ -293,7 +293,9 @@ def test_what_only_its_own_file_uses_begins_with_an_underscore():
     assert not alone
 
 
-ON_DEVICE = tuple(f"data/loading/{name}.py" for name in ("device", "resident", "gpu_decode"))
+ON_DEVICE = tuple(
+    f"data/loading/{name}.py" for name in ("device", "resident", "gpu_decode", "nvjpeg")
+)
 
 
 def is_torch_free(path: Path) -> bool:

@@ -1,6 +1,6 @@
 """Where a step spends its time while CPU cores and GPU decode its photographs together.
 
-    python scripts/lab/decode_phases.py DIR [--share 0.4] [--steps 150] [--option=value ...]
+    python scripts/lab/decode_phases.py DIR [--share 1] [--decoders 2] [--steps 150] [OPTION...]
 
 DIR is a folder of photographs, by split and class. Trains ResNet-50 as `phalanx train` does, with
 whatever options follow, and prints for each phase how many milliseconds a step spends in it. Phases
@@ -8,9 +8,10 @@ of one thread follow one another; three threads work at the same time, and the s
 the limit: `collect` (of which `answers` waits for workers, and `files` copies JPEGs), `decode` (of
 which `nvjpeg` decodes and `cut` resizes) and the training loop.
 
-Found so far on an H200 with 16 cores: shares of 0.4 and 0.5 take 34 and 36 ms for a step of 256
-images, where training takes 23, nvJPEG alone 8.5 and 10.6, and the cores 30 and 25: training and
-nvJPEG seem to take turns (nvjpeg_waits.py). `nvjpeg` near 30 ms at both shares would confirm it.
+The training loop needs 23 ms for a step of 256 images on an H200. Found: with the usual eight
+queues of the GPU (CUDA_DEVICE_MAX_CONNECTIONS) `nvjpeg` waits for the graphs of training, 31 ms a
+step at a share of 0.4; with 32 queues it takes 21 ms there and 28 at a share of 1, by torchvision's
+decoder.
 """
 
 import argparse
@@ -25,7 +26,8 @@ from typing import Any
 
 from phalanx.cli.main import main as run_phalanx
 from phalanx.data.loading import gpu_decode
-from phalanx.data.loading.gpu_decode import GpuDecoder, NvJpeg
+from phalanx.data.loading.gpu_decode import GpuDecoder
+from phalanx.data.loading.nvjpeg import NvJpeg
 from phalanx.data.loading.worker_pool import WorkerPool
 
 PHASES: dict[str, tuple[Any, str]] = {
@@ -60,9 +62,11 @@ def main() -> int:
     """Train, and print the phases."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("dir", type=Path)
-    parser.add_argument("--share", default="0.4")
+    parser.add_argument("--share", default="1")
+    parser.add_argument("--decoders", type=int, default=gpu_decode._DECODERS)
     parser.add_argument("--steps", type=int, default=150)
     words, options = parser.parse_known_args()
+    gpu_decode._DECODERS = words.decoders
     for name in PHASES:
         time_phase(name)
     with TemporaryDirectory() as folder:
@@ -74,7 +78,8 @@ def main() -> int:
         if code:
             return code
         summary = json.loads(Path(folder, "run", "summary.json").read_text(encoding="utf-8"))
-    print(f"{summary['images_per_second']:,.0f} images/s, share {words.share}, {' '.join(options)}")
+    rate = f"{summary['images_per_second']:,.0f} images/s, share {words.share}"
+    print(f"{rate}, {words.decoders} decoders {' '.join(options)}")
     for name in PHASES:
         print(f"{name:<12}{1e3 * SECONDS[name] / words.steps:>8.2f} ms a step")
     return 0

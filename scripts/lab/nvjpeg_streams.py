@@ -1,37 +1,45 @@
-"""How fast nvJPEG decodes while the GPU trains, called directly and through torchvision.
+"""How fast nvJPEG decodes while the GPU trains, and what it waits for.
 
-    python scripts/lab/nvjpeg_streams.py DIR [--batch 102 256]
+    python scripts/lab/nvjpeg_streams.py DIR [--batch 256] [--ways "direct x2,..."] [--loads ...]
 
-DIR is a folder of photographs. First the cores alone: milliseconds per photograph in one process
-and in as many as there are cores. Then each way of calling nvJPEG, on an idle GPU and beside a CUDA
-graph that keeps it as busy as a training step does: images/s, and how much longer the graph takes.
+DIR is a folder of photographs. Each row: a way to call nvJPEG, and a load that keeps the GPU as
+busy as a training step does. Prints images/s on the idle GPU and beside the load, and how long the
+load takes then. Ways: torchvision's decode_jpeg; direct calls; "x2", two of them at once, each with
+batches of its own; "single", with the flag against pipelines inside nvJPEG. Loads: one CUDA graph,
+ten graphs, single kernels; "high", a graph captured and started on a stream of high priority;
+"started high", only started there.
 
-What to expect: DALI's authors measured that nvJPEG keeps a pool of memory only after
-nvjpegDecodeBatchedPreAllocate; without it, it allocates and frees in every call, which waits for
-the whole device. So torchvision, which does not call it, should take turns with the graph, and the
-direct calls with `pool` should not.
+Found on an H200: a call takes 8 ms for 102 images on an idle GPU, and beside a kernel that leaves
+the chip free, so it waits neither for memory nor for the default stream; a memory pool
+(nvjpegDecodeBatchedPreAllocate) changes nothing. Beside a graph it takes as long as seven of them
+for 102 images as for 256: 249 images/s. The reason are queues: a stream of nvJPEG that shares one
+with the graph's stream waits for the whole graph. With CUDA_DEVICE_MAX_CONNECTIONS=32 instead of
+the usual 8 it is 13,133 images/s.
 """
 
 import argparse
 import ctypes
 import glob
-import os
-import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from ctypes import POINTER, byref, c_int, c_size_t, c_ubyte, c_uint, c_void_p
-from multiprocessing import get_context
+from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import simplejpeg
 import torch
 from torch import Tensor
+from torchvision.io import ImageReadMode, decode_jpeg
 
-HARDWARE, RGB, CSS_444 = 3, 3, 0
+HARDWARE, RGB = 3, 3
+NO_PIPELINE = 1  # NVJPEG_FLAGS_HW_DECODE_NO_PIPELINE
 PLACES = ("torchvision.libs", "nvidia/cu13/lib", "nvidia/nvjpeg/lib")
+WAYS = ("torchvision", "direct", "direct x2", "direct x4", "single x2", "single x4")
+LOADS = ("idle", "graph", "high", "started high")
+Decode = Callable[[list[Tensor]], object]
 
 
 class Image(ctypes.Structure):
@@ -40,76 +48,38 @@ class Image(ctypes.Structure):
     _fields_ = (("channel", c_void_p * 4), ("pitch", c_size_t * 4))
 
 
-_ALLOCATE = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(c_void_p), c_size_t, c_void_p)
-_FREE = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_void_p)
-
-
-class Allocator(ctypes.Structure):
-    """nvjpegDevAllocatorV2_t."""
-
-    _fields_ = (("malloc", _ALLOCATE), ("free", _FREE), ("context", c_void_p))
-
-
 def find_library() -> str:
     """The file of libnvjpeg."""
     roots = [Path(p) / place for p in sys.path for place in PLACES]
-    roots += [Path("/usr/local/cuda/lib64"), Path("/usr/lib/x86_64-linux-gnu")]
-    found = [f for root in roots for f in sorted(glob.glob(f"{root}/libnvjpeg*.so*"))]
-    print("libnvjpeg:", *found)
-    return found[0]
+    return next(f for root in roots for f in sorted(glob.glob(f"{root}/libnvjpeg*.so*")))
 
 
 class Decoder:
     """nvJPEG's hardware decoder by direct calls."""
 
-    def __init__(self, library: ctypes.CDLL, *, pool: bool, cached: bool, high: bool) -> None:
-        self.library, self.calls = library, 0
-        self.stream = torch.cuda.Stream(priority=-1 if high else 0)
-        self.handle, self.state = c_void_p(), c_void_p()
-        self.allocator = Allocator(_ALLOCATE(self._malloc), _FREE(self._free), None)
-        if cached:
-            given = byref(self.allocator)
-            self.check("CreateExV2", c_int(HARDWARE), given, None, c_uint(0), byref(self.handle))
-        else:
-            self.check("CreateEx", c_int(HARDWARE), None, None, c_uint(0), byref(self.handle))
-        self.check("JpegStateCreate", self.handle, byref(self.state))
-        if pool:
-            self.check("DecodeBatchedPreAllocate", self.handle, self.state, 1, 1, 1, CSS_444, RGB)
+    def __init__(self, library: ctypes.CDLL, flags: int) -> None:
+        self._library, self._stream = library, torch.cuda.Stream()
+        self._handle, self._state = c_void_p(), c_void_p()
+        self._call("CreateEx", c_int(HARDWARE), None, None, c_uint(flags), byref(self._handle))
+        self._call("JpegStateCreate", self._handle, byref(self._state))
 
-    def _malloc(self, context: int, out: "ctypes._Pointer[c_void_p]", size: int, stream: int) -> int:
-        self.calls += 1
-        out[0] = torch.cuda.caching_allocator_alloc(size, stream=stream or 0)
-        return 0
-
-    def _free(self, context: int, pointer: int, size: int, stream: int) -> int:
-        if pointer:
-            torch.cuda.caching_allocator_delete(pointer)
-        return 0
-
-    def check(self, name: str, *words: object) -> None:
-        status = getattr(self.library, f"nvjpeg{name}")(*words)
+    def _call(self, name: str, *words: object) -> None:
+        status = getattr(self._library, f"nvjpeg{name}")(*words)
         if status:
             raise RuntimeError(f"nvjpeg{name}: {status}")
 
-    def engines(self) -> str:
-        engines, cores = c_uint(), c_uint()
-        self.check("GetHardwareDecoderInfo", self.handle, byref(engines), byref(cores))
-        return f"{engines.value} engines of {cores.value} cores"
-
-    def __call__(self, files: list[Tensor], *, waits: bool = True) -> list[Tensor]:
+    def __call__(self, files: list[Tensor]) -> list[Tensor]:
+        """The images, once they are decoded."""
         count, sides = len(files), []
-        pointers = (c_void_p * count)(*(f.data_ptr() for f in files))
         lengths = (c_size_t * count)(*(len(f) for f in files))
-        parts, kind = c_int(), c_int()
-        widths, heights = (c_int * 4)(), (c_int * 4)()
-        for n in range(count):
-            self.check(
-                "GetImageInfo", self.handle, c_void_p(pointers[n]), c_size_t(lengths[n]),
-                byref(parts), byref(kind), widths, heights,
-            )  # fmt: skip
-            sides.append((heights[0], widths[0]))
-        with torch.cuda.stream(self.stream):
+        few, numbers = [c_int(), c_int()], [(c_int * 4)(), (c_int * 4)()]
+        for file in files:
+            words = c_void_p(file.data_ptr()), c_size_t(len(file))
+            self._call("GetImageInfo", self._handle, *words, *map(byref, few), *numbers)
+            sides.append((numbers[1][0], numbers[0][0]))
+        with torch.cuda.stream(self._stream):
             flat = torch.empty(sum(3 * h * w for h, w in sides), dtype=torch.uint8, device="cuda")
+        pointers = (c_void_p * count)(*(f.data_ptr() for f in files))
         images, out, place = (Image * count)(), [], 0
         for n, (high, wide) in enumerate(sides):
             size = high * wide
@@ -118,149 +88,107 @@ class Decoder:
                 images[n].pitch[channel] = wide
             out.append(flat[place : place + 3 * size].view(3, high, wide))
             place += 3 * size
-        self.check("DecodeBatchedInitialize", self.handle, self.state, count, 1, RGB)
-        self.check(
-            "DecodeBatched", self.handle, self.state, pointers, lengths, images,
-            c_void_p(self.stream.cuda_stream),
-        )  # fmt: skip
-        if waits:
-            self.stream.synchronize()
+        own = self._handle, self._state
+        self._call("DecodeBatchedInitialize", *own, count, 1, RGB)
+        stream = c_void_p(self._stream.cuda_stream)
+        self._call("DecodeBatched", *own, pointers, lengths, images, stream)
+        self._stream.synchronize()
         return out
 
 
-def time_cores(paths: list[Path]) -> None:
-    """Print what one photograph costs the cores."""
-    cores = len(os.sched_getaffinity(0))
-    print(f"one process: {1e3 * _decode_all(paths):.2f} ms a photograph")
-    with get_context("fork").Pool(cores) as pool:
-        each = pool.map(_decode_all, [paths] * cores)
-    print(f"{cores} processes: {1e3 * statistics.mean(each):.2f} ms a photograph")
+class Load:
+    """About 20 ms of products and of passes over memory, as in a training step."""
+
+    def __init__(self, kind: str) -> None:
+        high = torch.cuda.Stream(priority=-1)
+        self._stream = high if kind.endswith("high") else torch.cuda.default_stream()
+        self._a, self._b = (torch.randn(4096, 4096, device="cuda").half() for _ in range(2))
+        self._big = torch.randn(2**26, device="cuda").half()
+        self._c, self._other = self._a @ self._b, self._big.clone()
+        pieces = {"ten graphs": 10, "kernels": 0}.get(kind, 1)
+        self._graphs = [torch.cuda.CUDAGraph() for _ in range(pieces)]
+        for graph in self._graphs:
+            with torch.cuda.graph(graph, stream=high if kind == "high" else None):
+                self._launch(80 // pieces)
+        torch.cuda.synchronize()
+
+    def _launch(self, count: int) -> None:
+        for _ in range(count):
+            torch.mm(self._a, self._b, out=self._c)
+            torch.add(self._big, 1, out=self._other)
+
+    def run(self, times: int = 4) -> None:
+        """Queue it a few times, as in training, and wait."""
+        with torch.cuda.stream(self._stream):
+            for _ in range(times):
+                if not self._graphs:
+                    self._launch(80)
+                for graph in self._graphs:
+                    graph.replay()
+            self._stream.synchronize()
 
 
-def _decode_all(paths: list[Path]) -> float:
-    files = [path.read_bytes() for path in paths]
-    begin = time.process_time()
-    for file in files:
-        simplejpeg.decode_jpeg(file, fastdct=True)
-    return (time.process_time() - begin) / len(files)
+def build_decoders(way: str, library: ctypes.CDLL) -> list[Decode]:
+    """What decodes, each in a thread of its own."""
+    if way == "torchvision":
+        return [lambda files: decode_jpeg(files, mode=ImageReadMode.RGB, device="cuda")]
+    flags = NO_PIPELINE if way.startswith("single") else 0
+    return [Decoder(library, flags) for _ in range(int(way.partition(" x")[2] or 1))]
 
 
-def make_load() -> torch.cuda.CUDAGraph:
-    """About 23 ms of products and of passes over memory, as in a training step."""
-    a, b = (torch.randn(4096, 4096, device="cuda", dtype=torch.half) for _ in range(2))
-    big = torch.randn(2**26, device="cuda", dtype=torch.half)
-    c, other = a @ b, big.clone()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(75):
-            torch.mm(a, b, out=c)
-            torch.add(big, 1, out=other)
-    return graph
+def measure(decoders: list[Decode], batches: list[list[Tensor]], load: Load | None) -> str:
+    """Images/s beside a load of about a second, and milliseconds of the load."""
+    done, images, turns = threading.Event(), [0], cycle(batches)
 
+    def work(decode: Decode) -> None:
+        while not done.is_set():
+            batch = next(turns)
+            decode(batch)
+            images[0] += len(batch)
 
-def time_load(graph: torch.cuda.CUDAGraph, replays: int, work: Callable[[], int]) -> tuple[float, float]:
-    """Milliseconds of a replay, and images/s of the work that is done meanwhile."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    begin.record()
-    for _ in range(replays):
-        graph.replay()
-    end.record()
-    images, since = 0, time.perf_counter()
-    while not end.query():
-        images += work()
-    rate = images / (time.perf_counter() - since)
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / replays, rate
-
-
-def measure(
-    name: str, decode: Callable[[list[Tensor]], object], batches: list[list[Tensor]], graph: torch.cuda.CUDAGraph
-) -> None:
-    """A row of the table."""
-    place = 0
-
-    def work() -> int:
-        nonlocal place
-        batch = batches[place % len(batches)]
-        place += 1
-        decode(batch)
-        return len(batch)
-
-    for _ in range(3):
-        work()
-    torch.cuda.synchronize()
-    begin, images = time.perf_counter(), 0
-    while images < 6000:
-        images += work()
-    idle = images / (time.perf_counter() - begin)
-    step, busy = time_load(graph, 60, work)
-    alone, _ = time_load(graph, 20, lambda: time.sleep(1e-3) or 0)
-    print(
-        f"{name:<34}{len(batches[0]):>4}{idle:>9,.0f} idle{busy:>9,.0f} busy   "
-        f"replay {step:.2f} ms, alone {alone:.2f}",
-        flush=True,
-    )
+    threads = [threading.Thread(target=work, args=(decode,)) for decode in decoders]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    begin, first, rounds = time.perf_counter(), images[0], 0
+    while time.perf_counter() - begin < 0.8:
+        if load is None:
+            time.sleep(0.02)
+        else:
+            load.run()
+            rounds += 4
+    elapsed, found = time.perf_counter() - begin, images[0] - first
+    done.set()
+    for thread in threads:
+        thread.join()
+    took = f", load {1e3 * elapsed / rounds:.2f} ms" if rounds else ""
+    return f"{found / elapsed:>8,.0f} images/s{took}"
 
 
 def main() -> int:
-    """Measure everything."""
+    """Measure every way beside every load."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("dir", type=Path)
-    parser.add_argument("--batch", type=int, nargs="*", default=[102, 256])
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--loads", default=",".join(LOADS))
     words = parser.parse_args()
     paths = sorted(p for p in words.dir.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg"))[:300]
-    time_cores(paths)
-    files = []
-    for path in paths:
-        data = path.read_bytes()
-        if simplejpeg.decode_jpeg_header(data)[2] == "YCbCr":
-            files.append(torch.from_numpy(np.frombuffer(data, np.uint8).copy()))
-    from torchvision.io import ImageReadMode, decode_jpeg
-
-    torch.ones(1, device="cuda")
-    decode_jpeg(files[:2], mode=ImageReadMode.RGB, device="cuda")
-    library = ctypes.CDLL(find_library())
-
-    def with_torchvision(batch: list[Tensor]) -> object:
-        return decode_jpeg(batch, mode=ImageReadMode.RGB, device="cuda")
-
-    first = Decoder(library, pool=False, cached=False, high=False)
-    print(first.engines())
-    refused = []
-    for n, file in enumerate(files):
-        try:
-            first([file])
-        except RuntimeError as failure:
-            refused.append((n, str(failure)))
-    print("refused by the hardware:", refused)
-    files = [file for n, file in enumerate(files) if n not in dict(refused)]
-    expected, found = with_torchvision(files), first(files)
-    same = sum(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-    print(f"{same} of {len(files)} images have the same bits")
-    graph = make_load()
-    random = np.random.default_rng(0)
-    for count in words.batch:
-        batches = [[files[n] for n in random.permutation(len(files))[:count]] for _ in range(30)]
-        measure("torchvision", with_torchvision, batches, graph)
-        for pool in (False, True):
-            for cached in (False, True):
-                for high in (False, True):
-                    name = "direct" + " pool" * pool + " cached" * cached + " priority" * high
-                    try:
-                        decoder = Decoder(library, pool=pool, cached=cached, high=high)
-                        measure(name, decoder, batches, graph)
-                        print(f"      {decoder.calls} allocations")
-                    except RuntimeError as failure:
-                        print(name, failure)
-        pair = [Decoder(library, pool=True, cached=False, high=True) for _ in range(2)]
-        with ThreadPoolExecutor(2) as threads:
-
-            def with_two(batch: list[Tensor]) -> object:
-                parts = batch[::2], batch[1::2]
-                return list(threads.map(lambda d, p: d(p), pair, parts))
-
-            measure("two direct, pool priority", with_two, batches, graph)
+    contents = [path.read_bytes() for path in paths]
+    files = [
+        torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+        for data in contents
+        if simplejpeg.decode_jpeg_header(data)[2] == "YCbCr"
+    ]
+    library, random = ctypes.CDLL(find_library()), np.random.default_rng(0)
+    batches = [[files[n] for n in random.permutation(len(files))[: words.batch]] for _ in range(30)]
+    loads = {kind: None if kind == "idle" else Load(kind) for kind in words.loads.split(",")}
+    for way in words.ways.split(","):
+        decoders = build_decoders(way, library)
+        for decode in decoders:
+            decode(batches[0])
+        for kind, load in loads.items():
+            print(f"{way:<14}{kind:<15}{measure(decoders, batches, load)}", flush=True)
     return 0
 
 

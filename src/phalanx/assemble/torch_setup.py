@@ -27,6 +27,9 @@ DETERMINISM = {  # (deterministic algorithms and cuDNN kernels, cudnn.benchmark)
 def prepare_torch(plan: Plan, *, local_rank: int = 0) -> torch.device:
     """Set torch up as the plan says, and return the device of a rank."""
     disable_amx_on_virtual_machines()
+    # How many queues of the GPU serve all streams; read when CUDA starts. With the usual eight,
+    # streams of nvJPEG share the queue of training, and wait for whole CUDA graphs.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     apply_torch_settings(plan)
     device = _open_device(find_rank_device(plan.device, local_rank), "--device")
     if device.type == "cpu":

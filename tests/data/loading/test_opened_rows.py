@@ -151,8 +151,8 @@ def test_what_no_decoder_takes_is_tried_once(tmp_path):
             next(steps)
         calls.clear()  # a batch may be under way
         assert len(list(steps)) == 6
-        # without two of another kind, and what stands in for it
-        assert set(calls) == {COUNT - 3, 1} and len(calls) <= 12
+        # without three of another kind, and what stands in for it
+        assert set(calls) == {COUNT - 4, 1} and len(calls) <= 12
 
 
 @pytest.mark.parametrize("workers", [0, 2])

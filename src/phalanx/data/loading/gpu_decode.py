@@ -8,18 +8,19 @@ Worker processes open the files (opened_rows.py): they read bytes and headers an
 which takes sizes and no pixels, and decode the rows that are the cores' share. A thread here takes
 both out of their memory, a task at a time; then the batch is decoded, on a stream of its own.
 
-What nvJPEG cannot do, the host does: other formats, unusual colours, and files that end early, of
-which nvJPEG would say nothing. It answers for a whole batch: when it fails for one image, none is
-decoded. All are then tried again one by one, and those that fail alone are opened anew here and go
-to the host, so that an image is called bad only when the host cannot decode it either.
+What nvJPEG's hardware cannot do, the host does: other formats, progressive JPEGs, unusual colours,
+and files that end early, of which nvJPEG would say nothing. It answers for a whole batch: when it
+fails for one image, none is decoded. All are then tried again one by one, and those that fail alone
+are opened anew here and go to the host, so that an image is called bad only when the host cannot
+decode it either.
 """
 
-import re
 import sys
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from functools import partial
-from importlib import import_module
 from itertools import cycle, pairwise, tee
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from phalanx.data.formats.decode import EncodedImage, Image
 from phalanx.data.loading.loader import BatchBackend, prefetch
+from phalanx.data.loading.nvjpeg import NvJpeg
 from phalanx.data.loading.opened_rows import (
     JPEG_FIELDS,
     OpenedRows,
@@ -42,7 +44,7 @@ from phalanx.data.loading.opened_rows import (
 from phalanx.data.loading.reader import Batch, BatchRequest, Reader, refuse_too_many_bad
 from phalanx.data.orientation import TURNS, UPRIGHT
 from phalanx.data.transforms.transform import TransformSpec
-from phalanx.errors import ConfigError, is_out_of_memory
+from phalanx.errors import ConfigError
 from phalanx.kernels.crop_resize import crop_and_resize
 
 try:
@@ -58,10 +60,11 @@ MAX_DECODED_BYTES = 2**30  # of images decoded at a time
 _USUAL_SWITCH_S = sys.getswitchinterval()
 _SWITCH_S = 1e-4  # between threads: at the usual 5 ms a finished decode waits for a busy reader
 _HOST_OPTIONS = ("color_jitter", "auto_augment", "random_erasing")
-# torchvision passes on what torch's memory and nvJPEG's say, as a plain RuntimeError
-_NVJPEG_NO_MEMORY = re.compile(r"Failed to [a-z ]+: 5\b")
 _LEFT_OUT = -1  # the size of a JPEG that is opened anew instead
-_BUFFERS = 3  # of files: of a batch being collected, of one being decoded, and of the one before
+_DECODERS = 2  # which work at the same time, each on a batch
+_BUFFERS = (
+    _DECODERS + 2
+)  # of files: of a batch being collected, of those being decoded, and a spare
 
 
 class _FileBuffer:
@@ -121,7 +124,8 @@ class GpuDecoder(BatchBackend):
         self.reader, self.device = reader, device
         self.failed_calls = 0
         self._open_rows = open_rows or partial(open_rows_here, reader)
-        self._decode = decode or NvJpeg(device)
+        self._nvjpegs = [NvJpeg(device) for _ in range(_DECODERS)] if decode is None else []
+        self._decoders: list[Decode] = [decode] * _DECODERS if decode else [*self._nvjpegs]
         self._on_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._on_gpu else None
         self._buffers = cycle([_FileBuffer() for _ in range(_BUFFERS)])
@@ -130,6 +134,8 @@ class GpuDecoder(BatchBackend):
     def close(self) -> None:
         """Leave the process as it was; does nothing the second time."""
         sys.setswitchinterval(_USUAL_SWITCH_S)
+        for nvjpeg in self._nvjpegs:
+            nvjpeg.close()
 
     def batches(self, requests: Iterable[BatchRequest]) -> Generator[Batch, None, None]:
         """The batch of each request; the next ones are opened and collected meanwhile."""
@@ -137,7 +143,18 @@ class GpuDecoder(BatchBackend):
         with closing(self._open_rows(ahead)) as opened:
             collected = (self._collect(request, opened) for request in behind)
             with closing(prefetch(collected)) as ready:
-                yield from map(self._decode_batch, ready)
+                yield from self._decode_batches(ready)
+
+    def _decode_batches(self, batches: Iterable[_CollectedBatch]) -> Generator[Batch, None, None]:
+        """The decoded batches in order; each decoder has the next one or waits for it."""
+        coming: deque[Future[Batch]] = deque()
+        with ThreadPoolExecutor(_DECODERS, "prefetch") as threads:
+            for batch, decode in zip(batches, cycle(self._decoders), strict=False):
+                coming.append(threads.submit(self._decode_batch, batch, decode))
+                if len(coming) == _DECODERS:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
 
     def _collect(self, request: BatchRequest, opened: Iterator[OpenedRows]) -> _CollectedBatch:
         """Copy the rows of a batch, piece by piece; nothing is done for each image."""
@@ -184,35 +201,34 @@ class GpuDecoder(BatchBackend):
             if isinstance(image, EncodedImage):
                 jpegs["size"][number], files[number] = len(image.data), _to_tensor(image.data)
 
-    def _decode_batch(self, batch: _CollectedBatch) -> Batch:
+    def _decode_batch(self, batch: _CollectedBatch, decode: Decode) -> Batch:
         """The batch on the device, to be used once `ready` has come."""
         (positions, size), indices = batch.request, batch.indices
         shape = len(positions), size, size, 3
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
             out = torch.empty(shape, dtype=torch.uint8, device=self.device)
-            refused = self._decode_jpegs(batch, out)
+            refused = self._decode_jpegs(batch, out, decode)
             if len(batch.pixel_rows):
                 self._write_rows(
                     batch.pixels.to(self.device, non_blocking=True), batch.pixel_rows, out
                 )
             for row in refused:
-                indices[row], out[row] = self._decode_again(
-                    int(positions[row]), int(indices[row]), size
-                )
+                place = int(positions[row]), int(indices[row])
+                indices[row], out[row] = self._decode_again(*place, size, decode)
         ready = self._stream.record_event() if self._stream else None
         return Batch(out, self.reader.find_labels(indices), indices, positions, ready)
 
-    def _decode_jpegs(self, batch: _CollectedBatch, out: Tensor) -> list[int]:
+    def _decode_jpegs(self, batch: _CollectedBatch, out: Tensor, decode: Decode) -> list[int]:
         """Write the rows that the device decodes; gives those that it does not."""
         jpegs, files = batch.jpegs, batch.files
         rows: list[int] = jpegs["row"].tolist()
         refused = [row for row, size in zip(rows, jpegs["size"], strict=True) if size == _LEFT_OUT]
         for numbers in _split_by_memory(jpegs):
             tensors = dict(
-                zip(numbers, self._try_decode([files[n] for n in numbers]), strict=False)
+                zip(numbers, self._try_decode([files[n] for n in numbers], decode), strict=False)
             )
             if not tensors:  # one of them was refused: each by itself tells which
-                alone = {number: self._try_decode([files[number]]) for number in numbers}
+                alone = {number: self._try_decode([files[number]], decode) for number in numbers}
                 refused += [rows[number] for number in numbers if not alone[number]]
                 tensors = {number: found[0] for number, found in alone.items() if found}
             if tensors:
@@ -221,16 +237,13 @@ class GpuDecoder(BatchBackend):
                 self._write_rows(cut, part["row"], out)
         return refused
 
-    def _try_decode(self, files: list[Tensor]) -> list[Tensor]:
+    def _try_decode(self, files: list[Tensor], decode: Decode) -> list[Tensor]:
         """These images as they are stored; none at all where the device refuses one of them."""
         try:
-            return self._decode(files)
+            return decode(files)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
-        except RuntimeError as failure:
-            if is_out_of_memory(failure) or _NVJPEG_NO_MEMORY.search(str(failure)):
-                # no fault of the image's
-                raise torch.OutOfMemoryError(f"--gpu-decode: {failure}") from failure
+        except RuntimeError:
             self.failed_calls += 1
             return []
 
@@ -238,7 +251,9 @@ class GpuDecoder(BatchBackend):
         """Write images to rows of a batch, on the device."""
         out.index_copy_(0, torch.from_numpy(rows).to(self.device, non_blocking=True), squares)
 
-    def _decode_again(self, position: int, index: int, size: int) -> tuple[int, Tensor]:
+    def _decode_again(
+        self, position: int, index: int, size: int, decode: Decode
+    ) -> tuple[int, Tensor]:
         """The image of one row, whose image of that index the device refused, and its own index.
 
         Opened anew: the host decodes that image, or another one takes its place.
@@ -256,24 +271,10 @@ class GpuDecoder(BatchBackend):
             if not isinstance(jpeg, EncodedImage):
                 return index, torch.from_numpy(square)
             facts = 0, len(jpeg.data), *describe_jpeg(reader, index, jpeg, draws, size)
-            tensors = self._try_decode([_to_tensor(jpeg.data)])
+            tensors = self._try_decode([_to_tensor(jpeg.data)], decode)
             if tensors:
                 return index, _crop_decoded(tensors, np.array([facts], JPEG_FIELDS), size)[0]
             refused.add(index)
-
-
-class NvJpeg:
-    """Decodes JPEGs by nvJPEG, which torchvision brings along."""
-
-    def __init__(self, device: torch.device):
-        self._io = import_module("torchvision.io")
-        self._device = device
-
-    def __call__(self, files: list[Tensor]) -> list[Tensor]:
-        """The images on the device; raises RuntimeError when one cannot be decoded."""
-        # torchvision decodes on its own stream, into memory that work of ours may still be reading
-        torch.cuda.current_stream(self._device).synchronize()
-        return self._io.decode_jpeg(files, mode=self._io.ImageReadMode.RGB, device=self._device)
 
 
 def _split_by_memory(jpegs: NDArray[np.void]) -> list[list[int]]:
@@ -322,9 +323,10 @@ def find_gpu_decode_problem(device: torch.device) -> str:
     if simplejpeg is None:
         return "simplejpeg is not installed"
     try:
-        NvJpeg(device)([_to_tensor(simplejpeg.encode_jpeg(np.zeros((16, 16, 3), np.uint8)))])
-    except (ImportError, OSError) as cause:
-        return f"torchvision cannot be imported ({cause})"
+        with closing(NvJpeg(device)) as nvjpeg:
+            nvjpeg([_to_tensor(simplejpeg.encode_jpeg(np.zeros((16, 16, 3), np.uint8)))])
+    except OSError as cause:
+        return f"nvJPEG is not installed ({cause}); pip install nvidia-nvjpeg"
     except (RuntimeError, AttributeError) as cause:
-        return f"torchvision cannot decode JPEG there ({str(cause).partition(chr(10))[0]})"
+        return f"nvJPEG cannot decode there ({str(cause).partition(chr(10))[0]})"
     return ""

@@ -6,6 +6,7 @@ single images. A JPEG that does not fit into the slot is read again by the proce
 it, so the size of a slot affects only the speed.
 """
 
+import re
 from collections.abc import Callable, Generator, Iterable
 from typing import NamedTuple, TypeGuard
 
@@ -33,6 +34,9 @@ _USUAL_BYTES = 3 * 2**15  # of a typical photograph of ImageNet
 _MOST_ROOM = 2**20  # bytes of a slot for each row; a JPEG that does not fit only costs time
 _JPEG_END = b"\xff\xd9"
 _COLOURS = ("YCbCr", "Gray")
+_SEGMENT = re.compile(rb"\xff+([^\xff])(..)", re.DOTALL)  # its kind and its length
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # kinds that describe the frame
+_BASELINE = 0xC0
 
 
 JPEG_FIELDS = np.dtype(
@@ -156,15 +160,26 @@ def describe_jpeg(
 
 
 def is_gpu_decodable(image: Image) -> TypeGuard[EncodedImage]:
-    """Whether nvJPEG should decode it: a complete JPEG in YCbCr or grey."""
+    """Whether nvJPEG's hardware can decode it: a complete baseline JPEG in YCbCr or grey."""
     if not isinstance(image, EncodedImage) or simplejpeg is None:
         return False
     if not (image.data.startswith(JPEG_START) and image.data.endswith(_JPEG_END)):
         return False  # maybe truncated, which the device would not report
     try:
-        return simplejpeg.decode_jpeg_header(image.data)[2] in _COLOURS
+        return _is_baseline(image.data) and simplejpeg.decode_jpeg_header(image.data)[2] in _COLOURS
     except ValueError:
         return False
+
+
+def _is_baseline(data: bytes) -> bool:
+    """Whether a JPEG's frame is neither progressive nor of another rare kind."""
+    place = len(JPEG_START)
+    while (found := _SEGMENT.match(data, place)) is not None:
+        kind = found[1][0]
+        if kind in _FRAMES:
+            return kind == _BASELINE
+        place = found.end(1) + int.from_bytes(found[2], "big")
+    return False
 
 
 def _suits_gpu(index: int, image: Image) -> bool:
