@@ -65,8 +65,9 @@ def main() -> int:
     parser.add_argument("--share", default="1")
     parser.add_argument("--decoders", type=int, default=gpu_decode._DECODERS)
     parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--switch-us", type=float, default=1e6 * gpu_decode._SWITCH_S)
     words, options = parser.parse_known_args()
-    gpu_decode._DECODERS = words.decoders
+    gpu_decode._DECODERS, gpu_decode._SWITCH_S = words.decoders, 1e-6 * words.switch_us
     for name in PHASES:
         time_phase(name)
     with TemporaryDirectory() as folder:
@@ -79,7 +80,7 @@ def main() -> int:
             return code
         summary = json.loads(Path(folder, "run", "summary.json").read_text(encoding="utf-8"))
     rate = f"{summary['images_per_second']:,.0f} images/s, share {words.share}"
-    print(f"{rate}, {words.decoders} decoders {' '.join(options)}")
+    print(f"{rate}, {words.decoders} decoders, {words.switch_us:.0f} us")
     for name in PHASES:
         print(f"{name:<12}{1e3 * SECONDS[name] / words.steps:>8.2f} ms a step")
     return 0

@@ -8,12 +8,13 @@ The library comes with the package nvidia-nvjpeg, with torchvision or with a CUD
 
 import ctypes
 from contextlib import AbstractContextManager, nullcontext
-from ctypes import byref, c_int, c_size_t, c_void_p
+from ctypes import byref, c_int, c_size_t, c_void_p, sizeof
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _HARDWARE, _GPU_HYBRID = 3, 2  # nvjpegBackend_t: decoding engines, or the multiprocessors
@@ -54,7 +55,7 @@ class NvJpeg:
 
     def __call__(self, files: list[Tensor]) -> list[Tensor]:
         """The images on the device; raises RuntimeError when one cannot be decoded."""
-        sides = np.array([self._read_sides(file) for file in files], np.int64)
+        sides = self._read_sides(files)
         sizes = sides.prod(axis=1)
         flat = torch.empty(int(3 * sizes.sum()), dtype=torch.uint8, device=self._device)
         images = np.zeros(len(files), _IMAGE)
@@ -77,14 +78,17 @@ class NvJpeg:
         parts = flat.split((3 * sizes).tolist())
         return [part.view(3, *side) for part, side in zip(parts, sides.tolist(), strict=True)]
 
-    def _read_sides(self, file: Tensor) -> tuple[int, int]:
-        """The height and width in a JPEG's header."""
-        components, subsampling = c_int(), c_int()
-        widths, heights = (c_int * 4)(), (c_int * 4)()
-        data = c_void_p(file.data_ptr()), c_size_t(len(file))
-        found = byref(components), byref(subsampling), widths, heights
-        self._call("nvjpegGetImageInfo", *data, *found)
-        return heights[0], widths[0]
+    def _read_sides(self, files: list[Tensor]) -> NDArray[np.int64]:
+        """The height and width in the header of each JPEG."""
+        sides, read = np.empty((len(files), 2), np.int64), self._library.nvjpegGetImageInfo
+        few, widths, heights = (c_int * 2)(), (c_int * 4)(), (c_int * 4)()
+        components, subsampling = byref(few), byref(few, sizeof(c_int))
+        for side, file in zip(sides, files, strict=True):
+            data = c_void_p(file.data_ptr()), c_size_t(len(file))
+            status = read(self._handle, *data, components, subsampling, widths, heights)
+            _refuse(status, "nvjpegGetImageInfo")
+            side[:] = heights[0], widths[0]
+        return sides
 
 
 def _refuse(status: int, name: str) -> None:
@@ -101,4 +105,8 @@ def _load_library() -> Any:
     site = Path(torch.__file__).parents[1]
     folders = (f"nvidia/cu{major}/lib", "nvidia/nvjpeg/lib", "torchvision.libs")
     found = [path for name in folders for path in (site / name).glob(f"libnvjpeg*.so.{major}")]
-    return ctypes.CDLL(str(found[0]) if found else f"libnvjpeg.so.{major}")
+    name = str(found[0]) if found else f"libnvjpeg.so.{major}"
+    library: Any = ctypes.CDLL(name)
+    # the lock of Python is kept: to get it back takes longer than to read a header
+    library.nvjpegGetImageInfo = ctypes.PyDLL(name).nvjpegGetImageInfo
+    return library
