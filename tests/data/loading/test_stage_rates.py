@@ -11,7 +11,7 @@ STAGES = [
 
 def test_the_gpu_is_named_where_decoding_is_the_limit_and_it_could_help():
     told = describe_bottleneck(430, 3000, model="resnet50", stages=STAGES, gpu_could_decode=True)
-    assert "mostly decode; more --workers, --gpu-decode 0.4 (in a new run), or `phalanx" in told
+    assert "mostly decode; more --workers, --gpu-decode true (in a new run), or `phalanx" in told
     told = describe_bottleneck(430, 3000, model="resnet50", stages=STAGES)
     assert "mostly decode; more --workers, or `phalanx data build" in told
     told = describe_bottleneck(

@@ -17,7 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_HARDWARE, _GPU_HYBRID = 3, 2  # nvjpegBackend_t: decoding engines, or the multiprocessors
+# nvjpegBackend_t: decoding engines; or the CPU's entropy decoding and the GPU's multiprocessors, of
+# whose two kinds only this one gives the same bits in batches of any size
+_HARDWARE, _HYBRID = 3, 1
 _RGB = 3  # nvjpegOutputFormat_t: one plane after the other
 _NO_MEMORY, _NO_ENGINE = 5, 7  # nvjpegStatus_t
 _IMAGE = np.dtype([("channel", np.uint64, 4), ("pitch", np.uint64, 4)])  # nvjpegImage_t
@@ -32,7 +34,7 @@ class NvJpeg:
         self._handle, self._state = c_void_p(), c_void_p()
         with self._make_current():
             status = self._create(_HARDWARE)
-            _refuse(self._create(_GPU_HYBRID) if status == _NO_ENGINE else status, "nvjpegCreateEx")
+            _refuse(self._create(_HYBRID) if status == _NO_ENGINE else status, "nvjpegCreateEx")
             self._call("nvjpegJpegStateCreate", byref(self._state))
 
     def _create(self, backend: int) -> int:

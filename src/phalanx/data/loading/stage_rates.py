@@ -25,7 +25,7 @@ class StageRate:
     what: str
 
 
-_ON_GPU = "--gpu-decode 0.4 (in a new run), "
+_ON_GPU = "--gpu-decode true (in a new run), "
 _ADVICE = {
     "read": "a faster disk, or `phalanx data build --to packed`, which reads one file",
     "decode": "more --workers, {on_gpu}or `phalanx data build --to packed --short-side 256`",
