@@ -326,7 +326,7 @@ def find_gpu_decode_problem(device: torch.device) -> str:
         with closing(NvJpeg(device)) as nvjpeg:
             nvjpeg([_to_tensor(simplejpeg.encode_jpeg(np.zeros((16, 16, 3), np.uint8)))])
     except OSError as cause:
-        return f"nvJPEG is not installed ({cause}); pip install 'phalanx[gpu]'"
+        return f"libnvjpeg, of the package nvidia-nvjpeg, cannot be loaded ({cause})"
     except (RuntimeError, AttributeError) as cause:
-        return f"nvJPEG cannot decode there ({str(cause).partition(chr(10))[0]})"
+        return f"nvJPEG cannot decode on {device} ({str(cause).partition(chr(10))[0]})"
     return ""
