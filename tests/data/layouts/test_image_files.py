@@ -4,12 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.data.layouts.image_files import (
-    describe_ignored,
-    has_images,
-    list_folders,
-    list_images,
-)
+from phalanx.data.layouts.image_files import describe_ignored, has_images, list_images
 
 
 def write_files(root, *names):
@@ -24,15 +19,6 @@ def test_suffixes_count_in_any_case_and_at_any_depth(tmp_path):
     found = list_images(tmp_path)
     assert found.images == sorted(images) and found.folders == ["c", "c/e"]
     assert found.ignored == {".txt": 1, "without a suffix": 1}
-
-
-def test_folders_of_network_storage_and_file_systems_are_no_classes(tmp_path):
-    others = ("@eaDir", ".@__thumb", "#recycle", "#snapshot", "@Recycle", "$RECYCLE.BIN")
-    for name in (*others, "System Volume Information", "lost+found", "__MACOSX"):
-        write_files(tmp_path, f"{name}/a.jpg", f"cat/{name}/a.jpg/THUMB_M.jpg")
-    write_files(tmp_path, "cat/a.jpg")
-    assert list_folders(tmp_path) == ["cat"]
-    assert list_images(tmp_path / "cat").images == ["a.jpg"]
 
 
 def test_the_first_rule_knows_three_suffixes_and_one_folder(tmp_path):

@@ -14,10 +14,7 @@ _SUFFIXES = (
     *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"),
 )
 _HEIF_SUFFIXES = (".heic", ".heif")  # read with pillow-heif, which is optional
-_OTHER_SYSTEMS = (  # folders of archivers, network storage and file systems, in lower case
-    *("__macosx", "@eadir", "#recycle", "#snapshot", "@recycle"),
-    *("$recycle.bin", "system volume information", "lost+found"),
-)
+_OTHER_SYSTEMS = ("__MACOSX",)  # folders that archivers add
 _REASONS_SHOWN = 8
 
 Ignored = Counter[str]  # files by the reason why they are not read: ".txt", "outside class folders"
@@ -83,7 +80,7 @@ class _FoundFiles:
 
 
 def list_folders(folder: Path) -> list[str]:
-    """The names of the folders in a folder, without hidden ones and those of other systems."""
+    """The names of the folders in a folder, without hidden ones."""
     with os.scandir(folder) as entries:
         return sorted(e.name for e in entries if not _is_hidden(e.name) and _is_folder(e))
 
@@ -165,7 +162,7 @@ def _leads_back(link: os.DirEntry[str], folder: Path) -> bool:
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name.lower() in _OTHER_SYSTEMS
+    return name.startswith(".") or name in _OTHER_SYSTEMS
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
