@@ -206,10 +206,21 @@ def test_what_a_script_holds_besides_is_named_every_time(flag, capsys, tmp_path,
 @pytest.mark.parametrize(
     "wrapper",
     ["srun -n 4", "torchrun --nproc_per_node 2", "docker run --rm image", "conda run -n x",
-     "python3 -m torch.distributed.launch --nproc_per_node=2"],
+     "python3 -m torch.distributed.launch --nproc_per_node=2", "srun --output=log.py python",
+     "conda run -n python3.9 python"],
 )  # fmt: skip
 def test_what_starts_the_old_command_is_left_out_with_a_warning(wrapper, capsys):
     command = f"{wrapper} train.py --model resnet18 --data cifar10"
     assert main(["port", "--", *command.split()]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert f"warning: {wrapper}: was left out; start the new command with it" in printed
+    printed, left = " ".join(capsys.readouterr().out.split()), wrapper.removesuffix(" python")
+    assert f"warning: {left}: was left out; start the new command with it" in printed
+
+
+def test_commands_that_set_a_machine_up_are_no_trainings(capsys, tmp_path):
+    script, line = tmp_path / "run.sh", "python3 train.py --model resnet18 --data cifar10"
+    others = "conda install -y python\ndocker pull python\npoetry add python\nuv pip install python"
+    script.write_text(f"{others}\n{line}\n")
+    assert main(["port", "--file", str(script)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("phalanx train") == 1
+    assert [row.split(": ")[2] for row in printed.err.splitlines()] == others.split("\n")

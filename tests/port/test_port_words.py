@@ -146,9 +146,34 @@ def test_other_loops_are_read_once():
     assert found == [["python", "a.py"], ["python", "b.py", "--seed", "$i"]]
 
 
-def test_a_loop_without_end_is_refused():
-    with pytest.raises(ConfigError, match="line 1: its loops run more than 1,000 commands"):
-        words("for a in {1..99999}; do for b in {1..99999}; do python a.py; done; done")
+@pytest.mark.parametrize("body", ["python a.py;", ""])
+@pytest.mark.parametrize("values", ["{1..99999}", "$(seq 1 5000)"])
+def test_a_loop_of_very_many_rounds_is_refused(values, body):
+    with pytest.raises(ConfigError, match="line 1: loops of more than 1,000 rounds are not"):
+        words(f"for a in {values}; do for b in {values}; do {body} done; done")
+
+
+def test_a_long_script_without_loops_is_read():
+    assert len(words("echo 1\n" * 2000)) == 2000
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["{01..03}", "{a,b}", "{a..c}", "run{1..3}", "$(seq 12-3)", f"{{1..{'9' * 5000}}}",
+     f"$(seq {'1' * 3000}x)", "$(seq 1 2 3 4)"],
+)  # fmt: skip
+def test_values_that_are_not_known_are_left_as_they_are(value):
+    assert words(f"for s in {value}; do python a.py $s; done") == [["python", "a.py", "$s"]]
+
+
+@pytest.mark.parametrize("end", ["; done", " & done", "\ndone"])
+def test_a_loop_may_run_subshells(end):
+    found = words(f"for g in 0 1; do (A=$g python a.py $g){end}\nb.py")
+    assert [line for line in found if "b.py" in line or "python" in line] == [
+        ["A=0", "python", "a.py", "0"],
+        ["A=1", "python", "a.py", "1"],
+        ["b.py"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -158,6 +183,15 @@ def test_a_loop_without_end_is_refused():
         ("cat <<-'E' > x; python b.py\n\tit's\n\tE\npython a.py",
          [["cat"], ["python", "b.py"], ["python", "a.py"]]),
         ("sbatch <<'EOF'\npython a.py\nEOF", [["sbatch"], ["python", "a.py"], ["EOF"]]),
+        ("cat <<END-OF-NOTE\ndon't\nEND-OF-NOTE\na.py", [["cat"], ["a.py"]]),
+        ('cat <<"END OF"\nit\'s\nEND OF\na.py', [["cat"], ["a.py"]]),
+        ("/bin/bash <<EOF\na.py\nEOF", [["/bin/bash"], ["a.py"], ["EOF"]]),
+        ("cat <<EOF | sbatch\na.py\nEOF", [["cat"], ["a.py"], ["EOF"]]),
+        ("cat > run.sh <<EOF\nc.py\nEOF\na.py", [["cat"], ["a.py"]]),
+        ("let N=1<<3\na.py", [["let", "N=1<<3"], ["a.py"]]),
+        ("a.py x+=y", [["a.py", "x+=y"]]),
+        ("@for s in 1 2; do a.py $s; done", [["a.py", "1"], ["a.py", "2"]]),
+        ("CMD " + "[" * 100_000 + "]", [["CMD", "[" * 100_000 + "]"]]),
         ("python a.py --b 1 `# why` --c", [["python", "a.py", "--b", "1", "--c"]]),
         ("A='--b 1'\nA+=' --c'\npython a.py $A", [["python", "a.py", "--b", "1", "--c"]]),
         ("all:\n\t@python a.py\n\t-python b.py",

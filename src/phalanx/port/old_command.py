@@ -27,10 +27,12 @@ _PREFIXES = {  # programs that start another: their options with a value, and wo
     "numactl": ("CNmpil", 0),
     "taskset": ("", 1),
 }
-_WRAPPERS = (  # others that start a program: what becomes of them is up to the user
-    "srun", "salloc", "torchrun", "accelerate", "docker", "podman", "gc-docker", "singularity",
-    "apptainer", "conda", "mamba", "micromamba", "uv", "poetry", "pipenv", "xvfb-run",
-)  # fmt: skip
+_WRAPPERS = {  # others that do, where one of these words follows; whether to use them is open
+    **dict.fromkeys(("srun", "salloc", "torchrun", "xvfb-run", "gc-docker"), ()),
+    **dict.fromkeys(("conda", "mamba", "micromamba", "uv", "poetry", "pipenv"), ("run",)),
+    **dict.fromkeys(("docker", "podman", "singularity", "apptainer"), ("run", "exec")),
+    "accelerate": ("launch",),
+}
 _TORCH_LAUNCH = "torch.distributed.launch"
 _PYTHON_VALUES = ("-W", "-X", "-c")  # options of the interpreter that take a value
 
@@ -109,12 +111,21 @@ def _skip_assignments(words: Sequence[str], environment: dict[str, str]) -> list
 def _skip_wrapper(words: Sequence[str]) -> tuple[list[str], str]:
     """The words from python or a script on, where srun and the like start it; and their words."""
     is_module = words[1:2] == ["-m"] and words[2:3] in (["torch.distributed.run"], [_TORCH_LAUNCH])
-    if words and (PurePath(words[0]).name in _WRAPPERS or is_module):
-        for place, word in enumerate(words[1:], start=1):
-            name = PurePath(word).name
-            if name in LAUNCHERS or name.endswith(".py") or _PYTHON.fullmatch(name):
-                return list(words[place:]), " ".join(words[:place])
+    verbs = _WRAPPERS.get(PurePath(words[0]).name) if words else None
+    if is_module or verbs == () or (verbs and set(verbs) & set(words)):
+        places = [n for n, word in enumerate(words) if n and not word.startswith("-")]
+        programs = [n for n in places if _is_program(words[n:])]
+        scripts = [n for n in places if words[n].endswith(".py")]
+        for place in (*programs, *scripts)[:1]:
+            return list(words[place:]), " ".join(words[:place])
     return list(words), ""
+
+
+def _is_program(words: Sequence[str]) -> bool:
+    """Whether words begin with a launcher, or with python and what it is to run."""
+    name, after = PurePath(words[0]).name, "".join(words[1:2])
+    is_python = _PYTHON.fullmatch(name) and (after.endswith(".py") or after.startswith("-"))
+    return name in LAUNCHERS or bool(is_python)
 
 
 def _skip_own_options(rest: list[str], with_value: str, words: int) -> None:

@@ -19,14 +19,20 @@ _PLACEHOLDER = re.compile(  # [...] and [--help], as READMEs write them; what a 
     r"\[(?:\.\.\.|-[^\]\s]*)\]|\$[@*]|\$\{[@*][^{}]*\}"
 )
 _REDIRECTION = re.compile(r"&>>?|<<<|\d?(?:>>?|<)&?(?:\d|-)?")
-_HERE_DOCUMENT = re.compile(r"\d?<<-?[ \t]*(['\"\\]?)(\w+)['\"]?")
-_SHELLS = ("bash", "sh", "zsh", "sbatch", "qsub", "ssh")  # what is piped into them are commands
+_HERE_DOCUMENT = re.compile(
+    r"""\d?<<-?[ \t]*(?:'([^'\n]+)'|"([^"\n]+)"|\\?([^\s<>|&;()'"`$\\]+))"""
+)
+# a line that gives a document to one of these, which runs what stands there
+_READS_COMMANDS = re.compile(r"(?:^|[\s/|])(?:bash|sh|zsh|sbatch|qsub|ssh)(?=\s|$)")
 _KEYWORDS = ("do", "then", "else")  # of the shell, before a command
 _EXEC_FORM = re.compile(r"^(?:CMD|ENTRYPOINT|RUN)[ \t]+(\[.*\])[ \t]*$", re.MULTILINE)
+_NUMBER = r"-?(?:0|[1-9]\d{0,5})"
 _RANGE = re.compile(
-    r"\{(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?\}|(?:\$\(|`)seq ((?: *-?\d+){1,3}) *[)`]"
+    rf"\{{({_NUMBER})\.\.({_NUMBER})(?:\.\.({_NUMBER}))?\}}"
+    rf"|(?:\$\(|`)seq((?: +{_NUMBER}){{1,3}}) *[)`]"
 )
-_MOST_COMMANDS = 1000  # of a script whose loops are unrolled
+_MOST_ROUNDS = 1000  # of all loops of a text together
+_MAKE_PREFIX = re.compile(r"^(?:@-?|-@?)(?=[\w./])")  # before a command of a recipe
 _FORMAT_PREFIX = "\x00"  # marks an operator of the shell among words
 
 _RUN = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*+\))*+\)|`[^`]*`"  # $(command) and `command`
@@ -120,6 +126,7 @@ class _ShellReader:
         self.variables: dict[str, str] = {}  # those that the text has set so far
         self.subshells = 0  # ( that are not closed yet
         self.loops: list[_Loop] = []  # that have begun and are not done yet, the innermost last
+        self.rounds = 0  # of loops so far
         self.here_ends: list[str] = []  # words that end the documents behind this line
 
     def read(self) -> list[tuple[int, list[str]]]:
@@ -155,9 +162,9 @@ class _ShellReader:
         redirection = self.word is None and self._find_redirection()
         document = self._find_here_document()
         if document:
+            if not _READS_COMMANDS.search(self._find_line()):
+                self.here_ends.append(document[1] or document[2] or document[3])
             self._add_operator(document[0])
-            if self.words[0] not in _SHELLS:
-                self.here_ends.append(document[2])
         elif here in "\n;" or self.text.startswith(("&&", "||"), self.place):
             self.place += 2 if here in "&|" else 1
             self._end_command()
@@ -181,14 +188,22 @@ class _ShellReader:
 
     def _find_here_document(self) -> re.Match[str] | None:
         """The << END that stands here."""
-        is_string = self.text.startswith("<<<", self.place)
-        return None if is_string else _HERE_DOCUMENT.match(self.text, self.place)
+        if self.word is not None or self.text.startswith("<<<", self.place):
+            return None
+        return _HERE_DOCUMENT.match(self.text, self.place)
+
+    def _find_line(self) -> str:
+        """The line that is being read."""
+        begin = self.text.rfind("\n", 0, self.place) + 1
+        return self.text[begin : self.text.find("\n", self.place)]
 
     def _skip_here_documents(self) -> None:
         """Go on behind the text that the line before was given, which is not commands."""
         for end in self.here_ends:
-            last = re.compile(rf"^\t*{end}$", re.MULTILINE).search(self.text, self.place)
-            self.place = last.end() if last else len(self.text)
+            pattern = re.compile(rf"^\t*{re.escape(end)}$", re.MULTILINE)
+            last = pattern.search(self.text, self.place)
+            if last:  # else it was no document, as in (( n = 1 << k ))
+                self.place = last.end()
         self.here_ends = []
 
     def _find_redirection(self) -> str:
@@ -200,7 +215,7 @@ class _ShellReader:
     def _is_subshell(self, here: str) -> bool:
         """Whether a bracket stands around commands: before one, or after one that has one."""
         if here == "(":
-            return self.word is None and not self.words
+            return self.word is None and all(word in _KEYWORDS for word in self.words)
         return here == ")" and self.subshells > 0
 
     def _read_substitution(self) -> None:
@@ -274,30 +289,28 @@ class _ShellReader:
             words = words[1:]
         while words[:1] and words[0] in _KEYWORDS:
             words = words[1:]
+        if words:
+            words[0] = _MAKE_PREFIX.sub("", words[0])
         if not words or self._follow_loop(words):
             return
-        words[0] = re.sub(r"^[@-]+(?=\w)", "", words[0])  # as recipes of make begin
-        words = [self._append_value(word) for word in words]
+        self._fill_in_appended(words)
         self.commands.append((self.first_line, words))
         self.variables |= _read_assignments(words)
-        if len(self.commands) > _MOST_COMMANDS:
-            raise ConfigError(
-                f"line {self.first_line}: its loops run more than {_MOST_COMMANDS:,} commands; "
-                "paste the lines that matter"
-            )
 
-    def _append_value(self, word: str) -> str:
-        """NAME+=VALUE as the assignment that it amounts to."""
-        name, appends, value = word.partition("+=")
-        if not appends or not _ASSIGNMENT.match(word) or not name.isidentifier():
-            return word
-        return f"{name}={self.variables.get(name, '')}{value}"
+    def _fill_in_appended(self, words: list[str]) -> None:
+        """Make each NAME+=VALUE at the beginning the assignment that it amounts to."""
+        for place, word in enumerate(words):
+            name, appends, value = word.partition("+=")
+            if word != "export" and not _ASSIGNMENT.match(word):
+                break
+            if appends and name.isidentifier():
+                words[place] = f"{name}={self.variables.get(name, '')}{value}"
 
     def _follow_loop(self, words: Sequence[str]) -> bool:
         """Whether words begin or end a loop; each round of one over known values is read anew."""
         if words[0] == "for" and words[2:3] == ["in"]:
             values = [value for word in words[3:] for value in _list_loop_values(word)]
-            is_known = bool(values) and not any(set(value) & set("$`*?[") for value in values)
+            is_known = bool(values) and not any(set(value) & set("$`*?[{") for value in values)
             self.loops.append(_Loop(words[1], values if is_known else [], self.place))
         elif words[0] in ("for", "while", "until", "select"):
             self.loops.append(_Loop("", [], self.place))
@@ -307,6 +320,12 @@ class _ShellReader:
         else:
             return False
         loop = self.loops[-1]
+        self.rounds += 1
+        if self.rounds > _MOST_ROUNDS:
+            raise ConfigError(
+                f"line {self.first_line}: loops of more than {_MOST_ROUNDS:,} rounds are not "
+                "unrolled; paste the lines that matter"
+            )
         if loop.values:
             self.variables[loop.name] = loop.values.pop(0)
             self.place = loop.begin
@@ -339,12 +358,12 @@ def _list_loop_values(word: str) -> list[str]:
         first, last = int(found[1]), int(found[2])
         step = abs(int(found[3] or 1)) * (1 if first <= last else -1)
     end = last + (1 if step > 0 else -1)
-    return [str(n) for n in range(first, end, step)[:_MOST_COMMANDS]] if step else [word]
+    return [str(n) for n in range(first, end, step)[: _MOST_ROUNDS + 1]] if step else [word]
 
 
 def _write_exec_form(found: re.Match[str]) -> str:
     """CMD ["python3", "train.py"] of a Dockerfile as a shell would be told it."""
     try:
         return shlex.join(json.loads(found[1]))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return found[0]
