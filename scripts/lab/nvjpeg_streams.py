@@ -12,7 +12,7 @@ ten graphs, single kernels; "high", a graph captured and started on a stream of 
 Found on an H200: a call takes 8 ms for 102 images on an idle GPU, and beside a kernel that leaves
 the chip free, so it waits neither for memory nor for the default stream; a memory pool
 (nvjpegDecodeBatchedPreAllocate) changes nothing. Beside a graph it takes as long as seven of them
-for 102 images as for 256: 249 images/s. The reason are queues: a stream of nvJPEG that shares one
+for 102 images as for 256: 249 images/s. The reason is queues: a stream of nvJPEG that shares one
 with the graph's stream waits for the whole graph. With CUDA_DEVICE_MAX_CONNECTIONS=32 instead of
 the usual 8 it is 13,133 images/s.
 """

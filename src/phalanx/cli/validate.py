@@ -267,9 +267,8 @@ def _read_checkpoints(target: str, args: ParsedArgs, *, every: bool) -> "list[Sc
         raise CheckpointError(
             f"{path}: holds {len(checkpoints)} checkpoints; name one, or score each with --all"
         )
-    return [
-        read_checkpoint(path, flags, selection=selection)
-    ]  # knows what to say where there is none
+    # which says what to do if there is none
+    return [read_checkpoint(path, flags, selection=selection)]
 
 
 def print_score(

@@ -3,12 +3,13 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 from PIL import Image
 
 from phalanx.data.convert.sample import Sample
 from phalanx.data.formats.decode import EncodedImage
-from phalanx.data.loading import opened_rows
+from phalanx.data.loading import gpu_decode, opened_rows
 from phalanx.data.loading.gpu_decode import GpuDecoder, find_gpu_decode_problem
 from phalanx.data.loading.opened_rows import is_gpu_decodable
 from phalanx.data.loading.reader import BatchRequest, Reader
@@ -235,6 +236,43 @@ def test_a_device_without_memory_is_not_taken_for_bad_images(folder):
         fill_on_device(reader_of(folder, "train"), np.arange(COUNT), decode=decode)
 
 
+class Recorder:
+    """A decoder that notes which thread calls it, and waits until another one is called, too."""
+
+    together = threading.Barrier(2, timeout=30)
+
+    def __init__(self, device):
+        self.lock, self.closed, self.calls = threading.Lock(), 0, 0
+
+    def __call__(self, files):
+        assert self.lock.acquire(blocking=False), "two threads use the same decoder"
+        self.calls += 1
+        self.together.wait()
+        images = stand_in(files)
+        self.lock.release()
+        return images
+
+    def close(self):
+        self.closed += 1
+
+
+def test_two_decoders_work_at_the_same_time_each_for_one_thread(folder, monkeypatch):
+    decoders = []
+    monkeypatch.setattr(
+        gpu_decode, "NvJpeg", lambda device: decoders.append(Recorder(device)) or decoders[-1]
+    )
+    reader = reader_of(folder, "train")
+    positions = [np.arange(n * COUNT, (n + 1) * COUNT) for n in range(6)]
+    with closing(GpuDecoder(reader, CPU)) as decoder:
+        found = list(decoder.batches(BatchRequest(each, SIZE) for each in positions))
+    assert [batch.positions.tolist() for batch in found] == [each.tolist() for each in positions]
+    assert [one.calls for one in decoders] == [3, 3]
+    assert [one.closed for one in decoders] == [1, 1]
+    for batch, each in zip(found, positions, strict=True):
+        pixels, _, _ = fill_on_device(reader, each)
+        assert (batch.pixels.numpy() == pixels).all()
+
+
 def test_too_many_bad_training_images_end_the_run(spoiled):
     with pytest.raises(DataError, match="more than 2 training images cannot be read"):
         fill_on_device(reader_of(spoiled, "train", max_bad=2), np.arange(COUNT))
@@ -276,6 +314,8 @@ def test_large_batches_are_decoded_in_portions(folder, monkeypatch):
         (encode(photo(1)), True),
         (encode(photo(1, mode="L")), True),
         (encode(photo(1), progressive=True), False),
+        (simplejpeg.encode_jpeg(np.asarray(photo(1)), colorsubsampling="440"), True),
+        (simplejpeg.encode_jpeg(np.asarray(photo(1)), colorsubsampling="411"), False),
         (encode(photo(1, mode="CMYK")), False),
         (encode(photo(1), "PNG"), False),
         (encode(photo(1))[:-300], False),

@@ -1,6 +1,7 @@
 """The calls of nvJPEG, with a library that decodes on the CPU where there is no GPU."""
 
 import ctypes
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import simplejpeg
 import torch
 
 from phalanx.data.loading import nvjpeg
+from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
 from phalanx.data.loading.nvjpeg import NvJpeg
 from small_jpegs import CPU
 from small_photos import encode, photo
@@ -116,6 +118,41 @@ def test_gpus_without_decoding_engines_decode_on_their_multiprocessors(library):
     library.has_engine = False
     assert len(NvJpeg(CPU)(files_of(SIZES))) == len(SIZES)
     assert library.backends == [3, 1]
+
+
+def test_the_library_is_found_in_any_folder_of_packages(tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    for kind in ("CDLL", "PyDLL"):
+        monkeypatch.setattr(ctypes, kind, lambda name: opened.append(name) or SimpleNamespace(
+            nvjpegGetImageInfo=None
+        ))  # fmt: skip
+    monkeypatch.setattr("sys.path", [str(tmp_path / "empty"), str(tmp_path)])
+    for place in ("torchvision.libs/libnvjpeg.36e1.so.13", "nvidia/cu13/lib/libnvjpeg.so.13"):
+        path = tmp_path / place
+        nvjpeg._load_library()
+        path.parent.mkdir(parents=True)
+        path.with_name("libnvjpeg.so.12").touch()
+        path.touch()
+        nvjpeg._load_library()
+        assert opened[-2:] == [str(path)] * 2
+    assert opened[:2] == ["libnvjpeg.so.13"] * 2  # of the system
+
+
+def test_why_a_gpu_cannot_decode_is_told(monkeypatch):
+    device = torch.device("cuda")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "99.0")
+    monkeypatch.setattr("sys.path", [])
+    told = find_gpu_decode_problem(device)
+    assert told.startswith("libnvjpeg, of the package nvidia-nvjpeg, cannot be loaded (libnvjpeg.")
+    library = Library()
+    library.answer = 6
+    monkeypatch.setattr(nvjpeg, "_load_library", lambda: library)
+    monkeypatch.setattr("phalanx.data.loading.gpu_decode.NvJpeg", lambda device: NvJpeg(CPU))
+    told = find_gpu_decode_problem(device)
+    assert told == "nvJPEG cannot decode on cuda (nvjpegDecodeBatched returned 6)"
+    assert library.freed == 2
 
 
 @pytest.mark.gpu

@@ -62,9 +62,7 @@ _SWITCH_S = 1e-4  # between threads: at the usual 5 ms a finished decode waits f
 _HOST_OPTIONS = ("color_jitter", "auto_augment", "random_erasing")
 _LEFT_OUT = -1  # the size of a JPEG that is opened anew instead
 _DECODERS = 2  # which work at the same time, each on a batch
-_BUFFERS = (
-    _DECODERS + 2
-)  # of files: of a batch being collected, of those being decoded, and a spare
+_BUFFERS = _DECODERS + 2  # for the files of a batch being collected and of those being decoded
 
 
 class _FileBuffer:

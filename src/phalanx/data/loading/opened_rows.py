@@ -160,13 +160,14 @@ def describe_jpeg(
 
 
 def is_gpu_decodable(image: Image) -> TypeGuard[EncodedImage]:
-    """Whether nvJPEG's hardware can decode it: a complete baseline JPEG in YCbCr or grey."""
+    """Whether nvJPEG's engines can decode it: a complete baseline JPEG of a usual kind."""
     if not isinstance(image, EncodedImage) or simplejpeg is None:
         return False
     if not (image.data.startswith(JPEG_START) and image.data.endswith(_JPEG_END)):
         return False  # maybe truncated, which the device would not report
     try:
-        return _is_baseline(image.data) and simplejpeg.decode_jpeg_header(image.data)[2] in _COLOURS
+        *_, colours, subsampling = simplejpeg.decode_jpeg_header(image.data)
+        return colours in _COLOURS and subsampling != "411" and _is_baseline(image.data)
     except ValueError:
         return False
 
