@@ -63,15 +63,29 @@ def difference(found, wanted):
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
+def assert_as_exact(folded, model, size):
+    """Logits differ from those in 64 bits about as much as the modules' do.
+
+    Networks with random weights amplify the rounding of some images a hundred times, and which ones
+    depends on the processor: the error of the median image does not.
+    """
+    x = images(16, size)
+    found, plain = folded(x), model(x)
+    exact = model.double()(x.double())
+    errors = ((logits - exact).norm(dim=1) / exact.norm(dim=1) for logits in (found, plain))
+    error, usual = (float(per_image.median()) for per_image in errors)
+    assert error < 2 * usual
+    assert difference(folded(-x), exact) > 0.01  # the measure sees a difference
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", SMALL)
 def test_folding_changes_nothing_but_rounding(name, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    model, x = make(name), images(2, SMALL[name])
+    model = make(name)
     folded = FoldedModel(model, GPU_LAYERS)
     assert not folded.unfolded_units
-    assert difference(folded(x), model(x)) < 1e-5
-    assert difference(folded(-x), model(x)) > 0.01  # the measure sees a difference
+    assert_as_exact(folded, model, SMALL[name])
 
 
 @torch.no_grad()
@@ -79,13 +93,10 @@ def test_folding_changes_nothing_but_rounding(name, monkeypatch):
 @pytest.mark.parametrize("padding", ["same", "symmetric"])
 @pytest.mark.parametrize("name", SMALL)
 def test_on_a_cpu_folding_rounds_about_as_the_modules_do(name, padding):
-    model, x = make(name, padding=padding), images(2, SMALL[name])
+    model = make(name, padding=padding)
     folded = fold_model(model, None)
     assert folded is not None and not folded.unfolded_units
-    found, plain = folded(x), model(x)
-    exact = model.double()(x.double())
-    assert difference(found, exact) < 2.5 * difference(plain, exact)
-    assert difference(folded(-x), exact) > 0.01  # the measure sees a difference
+    assert_as_exact(folded, model, SMALL[name])
 
 
 @torch.no_grad()
@@ -107,8 +118,8 @@ def test_on_a_cpu_any_activation_may_follow_a_residual(act, size):
 @pytest.mark.parametrize("name", ["resnet14", "efficientnet_b0"])
 def test_paddings(name, padding, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    model, x = make(name, padding=padding), images(1, 45)
-    assert difference(FoldedModel(model, GPU_LAYERS)(x), model(x)) < 1e-5
+    model = make(name, padding=padding)
+    assert_as_exact(FoldedModel(model, GPU_LAYERS), model, 45)
 
 
 @pytest.mark.parametrize("layers", [GPU_LAYERS, pytest.param(CPU_LAYERS, marks=onednn_only)])
