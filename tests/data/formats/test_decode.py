@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import cv2
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image
 
 from phalanx.data.formats.decode import (
@@ -77,6 +78,17 @@ def test_grey_and_cmyk_jpeg_become_rgb(mode):
     expected = np.asarray(Image.fromarray(PICTURE).convert(mode).convert("RGB"))
     assert image.shape == (60, 80, 3)
     assert np.abs(image.astype(int) - expected).mean() < 5
+
+
+def test_a_jpeg_with_a_colour_for_four_rows_is_read():
+    square = np.ascontiguousarray(PICTURE[:32, :32])
+    data = bytearray(simplejpeg.encode_jpeg(square, colorsubsampling="411"))
+    data[data.index(b"\xff\xc0") + 11] = 0x14  # 4:4:1, for which simplejpeg's header has no name
+    expected = np.asarray(Image.open(io.BytesIO(data)))
+    image = EncodedImage(bytes(data), "a.jpg")
+    assert (image.height, image.width) == (32, 32)
+    for pixels in (image.decode(), image.decode_crop((0, 0, 8, 32), 1.0), decode(bytes(data), "a")):
+        assert np.abs(pixels[:8].astype(int) - expected[:8]).max() <= 2
 
 
 def test_orientation_can_be_ignored():

@@ -38,6 +38,8 @@ Crop = tuple[int, int, int, int]  # top, left, height, width
 
 _DECODE_MARGIN = 1.5
 JPEG_START = b"\xff\xd8"
+# what simplejpeg raises for a header; KeyError if it is 4:4:1, for which it has no name
+HEADER_ERRORS = (ValueError, KeyError)
 _JPEG_SEQUENTIAL_FRAMES = (0xC0, 0xC1)  # whose rows are stored in order, top to bottom
 _JPEG_SCAN = 0xDA
 _JPEG_CHANNELS = (1, 3)  # grey or colour; CMYK is left to Pillow
@@ -100,7 +102,7 @@ def decode_top(data: bytes, rows: int, min_shape: tuple[int, int] | None = None)
         return None
     factor = 2 if min_shape else 1
     full_height, full_width = _FRAME_SHAPE.unpack_from(data, field)
-    with suppress(ValueError):
+    with suppress(*HEADER_ERRORS):
         height, width, *_ = simplejpeg.decode_jpeg_header(data, *(min_shape or (0, 0)), factor)
         enough = rows + _EXTRA_ROWS * math.ceil(full_height / height)
         if enough >= full_height or full_width < _MIN_WIDTH:
@@ -155,7 +157,7 @@ def _read_layout(data: bytes, name: str, max_pixels: int) -> _ImageLayout:
     """Shape and orientation from the header; BadImage also if it has too many pixels."""
     layout = None
     if simplejpeg is not None and data.startswith(JPEG_START):
-        with suppress(ValueError):
+        with suppress(*HEADER_ERRORS):
             shape = simplejpeg.decode_jpeg_header(data)[:2]
             layout = _ImageLayout(shape, find_jpeg_orientation(data))
     if layout is None:
