@@ -49,6 +49,21 @@ PARTS = {  # of images of width x height: top, left, height, width
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
+def with_four_rows_for_a_colour(image):
+    """A JPEG in 4:4:1."""
+    data = bytearray(simplejpeg.encode_jpeg(np.asarray(image), colorsubsampling="411"))
+    data[data.index(b"\xff\xc0") + 11] = 0x14
+    return bytes(data)
+
+
+def in_a_scan_for_each_colour(data):
+    """The JPEG, as if what is there were the luminance's scan, which others follow."""
+    start = data.index(b"\xff\xda")
+    length = int.from_bytes(data[start + 2 : start + 4], "big")
+    scan = b"\xff\xda\x00\x08\x01" + data[start + 5 : start + 7] + b"\x00\x3f\x00"
+    return data[:start] + scan + data[start + 2 + length :]
+
+
 def refusing(files):
     """A decoder that is out of order."""
     raise RuntimeError(f"none of {len(files)}")
@@ -316,6 +331,8 @@ def test_large_batches_are_decoded_in_portions(folder, monkeypatch):
         (encode(photo(1), progressive=True), False),
         (simplejpeg.encode_jpeg(np.asarray(photo(1)), colorsubsampling="440"), True),
         (simplejpeg.encode_jpeg(np.asarray(photo(1)), colorsubsampling="411"), False),
+        (with_four_rows_for_a_colour(photo(1)), False),
+        (in_a_scan_for_each_colour(encode(photo(1))), False),
         (encode(photo(1, mode="CMYK")), False),
         (encode(photo(1), "PNG"), False),
         (encode(photo(1))[:-300], False),

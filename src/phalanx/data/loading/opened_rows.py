@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.formats.decode import JPEG_START, EncodedImage, Image
+from phalanx.data.formats.decode import HEADER_ERRORS, JPEG_START, EncodedImage, Image
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.loading.reader import BatchRequest, Reader
 from phalanx.data.transforms.transform import (
@@ -33,10 +33,10 @@ _Bytes = NDArray[np.uint8]
 _USUAL_BYTES = 3 * 2**15  # of a typical photograph of ImageNet
 _MOST_ROOM = 2**20  # bytes of a slot for each row; a JPEG that does not fit only costs time
 _JPEG_END = b"\xff\xd9"
-_COLOURS = ("YCbCr", "Gray")
+_COLOURS, _SUBSAMPLINGS = ("YCbCr", "Gray"), ("444", "422", "420", "440", "Gray")
 _SEGMENT = re.compile(rb"\xff+([^\xff])(..)", re.DOTALL)  # its kind and its length
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # kinds that describe the frame
-_BASELINE = 0xC0
+_BASELINE, _SCAN = 0xC0, 0xDA
 
 
 JPEG_FIELDS = np.dtype(
@@ -167,18 +167,22 @@ def is_gpu_decodable(image: Image) -> TypeGuard[EncodedImage]:
         return False  # maybe truncated, which the device would not report
     try:
         *_, colours, subsampling = simplejpeg.decode_jpeg_header(image.data)
-        return colours in _COLOURS and subsampling != "411" and _is_baseline(image.data)
-    except ValueError:
+    except HEADER_ERRORS:
         return False
+    return colours in _COLOURS and subsampling in _SUBSAMPLINGS and _is_baseline(image.data)
 
 
 def _is_baseline(data: bytes) -> bool:
-    """Whether a JPEG's frame is neither progressive nor of another rare kind."""
-    place = len(JPEG_START)
+    """Whether a JPEG's frame is neither progressive nor of another rare kind, in a single scan."""
+    place, components = len(JPEG_START), b""
     while (found := _SEGMENT.match(data, place)) is not None:
-        kind = found[1][0]
-        if kind in _FRAMES:
-            return kind == _BASELINE
+        kind, content = found[1][0], data[found.end() : found.end() + 6]
+        if kind == _SCAN:
+            return components != b"" and content[:1] == components
+        if kind in _FRAMES and kind != _BASELINE:
+            return False
+        if kind == _BASELINE:
+            components = content[5:]  # their number
         place = found.end(1) + int.from_bytes(found[2], "big")
     return False
 
