@@ -1,6 +1,8 @@
 """The calls of nvJPEG, with a library that decodes on the CPU where there is no GPU."""
 
 import ctypes
+from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -106,6 +108,30 @@ def test_a_bad_file_is_refused_and_the_next_call_works(library):
         with pytest.raises(RuntimeError, match="returned 3"):
             decode(spoiled)
     assert len(decode(files)) == len(files)
+
+
+def test_calls_that_allocate_or_free_are_made_with_their_device_current(library, monkeypatch):
+    depth, calls = [0], []
+
+    @contextmanager
+    def make_current(self):
+        depth[0] += 1
+        yield
+        depth[0] -= 1
+
+    def note(name, function, *values):
+        calls.append((name, depth[0]))
+        return function(*values)
+
+    monkeypatch.setattr(NvJpeg, "_make_current", make_current)
+    functions = [name for name in dir(library) if name.startswith("nvjpeg")]
+    for name in functions:
+        monkeypatch.setattr(library, name, partial(note, name, getattr(library, name)))
+    decode = NvJpeg(CPU)
+    decode(files_of(SIZES[:2]))
+    decode.close()
+    assert {name for name, _ in calls} == set(functions)
+    assert all(depth == 1 for name, depth in calls if name != "nvjpegGetImageInfo")
 
 
 def test_a_library_out_of_memory_is_no_bad_image(library):

@@ -52,8 +52,9 @@ class NvJpeg:
     def close(self) -> None:
         """Free what the library holds; does nothing the second time."""
         if self._state:
-            self._library.nvjpegJpegStateDestroy(self._state)
-            self._library.nvjpegDestroy(self._handle)
+            with self._make_current():
+                self._library.nvjpegJpegStateDestroy(self._state)
+                self._library.nvjpegDestroy(self._handle)
         self._state = c_void_p()
 
     def __call__(self, files: list[Tensor]) -> list[Tensor]:
