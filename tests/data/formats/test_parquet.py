@@ -2,13 +2,16 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from phalanx.data.formats import parquet
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.index import NO_LABEL
-from phalanx.data.formats.parquet import has_parquet_files, open_parquet
+from phalanx.data.formats.parquet import _ParquetFile, has_parquet_files, open_parquet
 from phalanx.errors import DataError
 from small_samples import encode, make_samples
 
@@ -59,6 +62,24 @@ def test_rows_are_read_in_any_order(tmp_path):
         assert source.read(number).shape == (16, 20, 3)
     assert source.name(13) == "data/train-00001-of-00002.parquet:3"
     assert source.box(0) is None and len(open_parquet(tmp_path, "valid")) == 5
+
+
+def test_threads_take_turns_to_read(tmp_path, monkeypatch):
+    samples, busy, read = write_both(tmp_path), threading.Lock(), _ParquetFile.read_group
+
+    def read_alone(self, group):
+        assert busy.acquire(blocking=False), "two threads read at a time"
+        time.sleep(0.01)
+        found = read(self, group)
+        busy.release()
+        return found
+
+    monkeypatch.setattr(_ParquetFile, "read_group", read_alone)
+    monkeypatch.setattr(parquet, "_GROUPS_KEPT", 1)
+    source = open_parquet(tmp_path, "train")
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(source.read_encoded, [0, 5, 10, 15] * 3))
+    assert found == [samples[number].data for number in [0, 5, 10, 15] * 3]
 
 
 def test_only_a_few_row_groups_are_kept(tmp_path, monkeypatch):

@@ -149,10 +149,11 @@ class _ParquetSource(IndexedSource):
         if self.index.sizes[index] < 0:
             raise self.known_bad(index)
         try:
-            if number not in self._files:
-                self._files[number] = _ParquetFile(self.root / self.index.files[number])
-            group, row_in_group = self._files[number].locate_row(row)
-            value = self._read_group(number, group)[row_in_group].as_py()
+            with self._lock:  # pyarrow crashes when two threads read a file at a time
+                if number not in self._files:
+                    self._files[number] = _ParquetFile(self.root / self.index.files[number])
+                group, row_in_group = self._files[number].locate_row(row)
+                value = self._read_group(number, group)[row_in_group].as_py()
         except _ARROW_ERRORS as cause:
             why = getattr(cause, "strerror", None) or str(cause)
             raise BadImage(self.name(index), why) from None
