@@ -143,7 +143,7 @@ class Bench:
 
     def build_decoder(self, reader: Reader, open_rows: OpenRows | None = None) -> GpuDecoder:
         """The decoder of a reader's batches."""
-        decode = self.make_decode()
+        decode = None if self.on_gpu else decode_here
         return GpuDecoder(reader, self.device, open_rows=open_rows, decode=decode)
 
     def difference(self, split: Split) -> tuple[float, float]:
