@@ -165,6 +165,22 @@ def test_the_library_is_found_in_any_folder_of_packages(tmp_path, monkeypatch):
     assert opened[:2] == ["libnvjpeg.so.13"] * 2  # of the system
 
 
+@pytest.mark.parametrize(
+    ("cuda", "package"), [("12.8", "nvidia-nvjpeg-cu12"), ("13.0", "nvidia-nvjpeg")]
+)
+def test_the_package_of_torchs_cuda_version_is_named(cuda, package, monkeypatch):
+    def load(name):
+        raise OSError(f"{name}: no such file")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr("sys.path", [])
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    told = find_gpu_decode_problem(torch.device("cuda"))
+    name = f"libnvjpeg.so.{cuda[:2]}: no such file"
+    assert told == f"libnvjpeg, of the package {package}, cannot be loaded ({name})"
+
+
 def test_why_a_gpu_cannot_decode_is_told(monkeypatch):
     device = torch.device("cuda")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

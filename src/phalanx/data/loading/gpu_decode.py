@@ -31,7 +31,7 @@ from torch import Tensor
 
 from phalanx.data.formats.decode import EncodedImage, Image
 from phalanx.data.loading.loader import BatchBackend, prefetch
-from phalanx.data.loading.nvjpeg import NvJpeg
+from phalanx.data.loading.nvjpeg import NvJpeg, find_package
 from phalanx.data.loading.opened_rows import (
     JPEG_FIELDS,
     OpenedRows,
@@ -106,8 +106,8 @@ class GpuDecoder(BatchBackend):
     """Makes the batches that its reader would, on a device.
 
     open_rows: what opens the files, this process if not given. decode: what turns JPEGs into
-    tensors on the device, nvJPEG if not given. failed_calls: how many calls of it failed, whose
-    images were then tried one by one.
+    tensors on the device, called by two threads at a time; nvJPEG if not given. failed_calls: how
+    many calls of it failed, whose images were then tried one by one.
     """
 
     def __init__(
@@ -324,7 +324,7 @@ def find_gpu_decode_problem(device: torch.device) -> str:
         with closing(NvJpeg(device)) as nvjpeg:
             nvjpeg([_to_tensor(simplejpeg.encode_jpeg(np.zeros((16, 16, 3), np.uint8)))])
     except OSError as cause:
-        return f"libnvjpeg, of the package nvidia-nvjpeg, cannot be loaded ({cause})"
+        return f"libnvjpeg, of the package {find_package()}, cannot be loaded ({cause})"
     except (RuntimeError, AttributeError) as cause:
         return f"nvJPEG cannot decode on {device} ({str(cause).partition(chr(10))[0]})"
     return ""

@@ -103,9 +103,20 @@ def _refuse(status: int, name: str) -> None:
         raise RuntimeError(f"{name} returned {status}")
 
 
+def find_package() -> str:
+    """The package that holds nvJPEG of the CUDA version that torch was built for."""
+    major = _find_cuda_version()
+    return f"nvidia-nvjpeg-cu{major}" if major in ("11", "12") else "nvidia-nvjpeg"
+
+
+def _find_cuda_version() -> str:
+    """The major version of CUDA that torch was built for; empty if it was built without."""
+    return (torch.version.cuda or "").partition(".")[0]
+
+
 def _load_library() -> Any:
     """nvJPEG of the CUDA version that torch was built for; OSError if there is none."""
-    major = (torch.version.cuda or "").partition(".")[0]
+    major = _find_cuda_version()
     file = f"libnvjpeg*.so.{major}"
     folders = (f"nvidia/cu{major}/lib", "nvidia/nvjpeg/lib", "torchvision.libs")
     found = [path for name in folders for site in sys.path for path in Path(site, name).glob(file)]
