@@ -149,6 +149,14 @@ def test_a_run_without_validation_images_is_checked_on_training_images(tmp_path)
     path = tmp_path / "w.safetensors"
     checked = phalanx.export(run, format="safetensors", out=path).checked
     assert checked.source == "5 training images of its data (folder)"
+    for place in range(2):
+        image = tmp_path / "other/val" / "ab"[place] / f"{place}.png"
+        image.parent.mkdir(parents=True)
+        Image.new("RGB", (20, 30), (40 * place, 90, 0)).save(image)
+    checked = phalanx.export(run, format="safetensors", out=path, data_dir=tmp_path / "other")
+    assert checked.checked.source == "2 validation images of its data (folder)"
+    checked = phalanx.export(run, format="safetensors", out=path, data_dir=tmp_path / "data")
+    assert checked.checked.source == "5 training images of its data (folder)"
     (tmp_path / "data").rename(tmp_path / "away")
     checked = phalanx.export(run, format="safetensors", out=path, check_images=1).checked
     assert checked.source == "1 image that comes with Phalanx (its data is not on this machine)"

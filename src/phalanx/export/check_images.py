@@ -44,9 +44,12 @@ def choose_check_images(
     if session.config.data.data in _GENERATED_DATA:
         return _read_embedded(session, count, "its data is noise")
     try:
-        if session.plan.valid_images == 0:
-            return _read_training(session, count)
-        return _read_validation(session, count)
+        if session.plan.valid_images > 0:
+            return _read_validation(session, count)
+        if needs_data:  # what was named may hold validation images all the same
+            with suppress(DataError):
+                return _read_validation(session, count)
+        return _read_training(session, count)
     except DataError:
         if needs_data:
             raise
