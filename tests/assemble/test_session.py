@@ -1,5 +1,6 @@
 """The session: one way to get a model that trains or scores, and the seams for many devices."""
 
+import os
 import random
 import resource
 from dataclasses import replace
@@ -24,7 +25,7 @@ from phalanx.config.read import read_settings
 from phalanx.engine.checkpoint_store import list_checkpoints
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.state import hash_weights
-from phalanx.errors import DiskError, DivergedError, Stopped
+from phalanx.errors import ConfigError, DiskError, DivergedError, Stopped
 from small_runs import read_result, small_run
 
 
@@ -77,6 +78,23 @@ def test_the_gpu_that_is_named_is_current_until_a_program_goes_on(
         prepare_torch(replace(prepared.plan, device=name))
         assert current[-1] == used
     assert current[-1] == 1
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, "32"), ("1", "1")])
+def test_a_gpu_has_32_queues_before_cuda_is_asked_for_anything(prepared, monkeypatch, given, used):
+    seen = []
+
+    def is_available():
+        seen.append(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"))
+        return False
+
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", given or "")
+    if given is None:
+        monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    with preserve_torch_settings(), pytest.raises(ConfigError, match="finds no CUDA device"):
+        prepare_torch(replace(prepared.plan, device="cuda"))
+    assert seen == [used]
 
 
 def torch_settings():

@@ -114,6 +114,13 @@ def test_a_checkpoint_of_lightnings_continues_in_the_middle_of_an_epoch(digits, 
     assert loaded.hparams["label_smoothing"] == 0.1
 
 
+def test_data_is_decoded_beside_training_where_the_trainer_starts_cuda(digits, monkeypatch):
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "")  # restored afterwards
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+    phalanx.lightning.DataModule(**build_options(digits))
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+
+
 def test_images_and_labels_of_other_data_train_too(digits):
     module, _ = build_pair(digits, dropout_rate=0.5)
     pairs = TensorDataset(torch.randn(24, 3, 12, 12), torch.arange(24) % 10)

@@ -27,9 +27,7 @@ DETERMINISM = {  # (deterministic algorithms and cuDNN kernels, cudnn.benchmark)
 def prepare_torch(plan: Plan, *, local_rank: int = 0) -> torch.device:
     """Set torch up as the plan says, and return the device of a rank."""
     disable_amx_on_virtual_machines()
-    # How many queues of the GPU serve all streams; read when CUDA starts. With the usual eight,
-    # streams of nvJPEG share the queue of training, and wait for whole CUDA graphs.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    set_cuda_queues()
     apply_torch_settings(plan)
     device = _open_device(find_rank_device(plan.device, local_rank), "--device")
     if device.type == "cpu":
@@ -37,6 +35,15 @@ def prepare_torch(plan: Plan, *, local_rank: int = 0) -> torch.device:
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # for what names no device, such as NCCL and Triton
     return device
+
+
+def set_cuda_queues() -> None:
+    """Let 32 queues of a GPU serve all streams, unless the user has said how many.
+
+    It is read when CUDA starts. With the usual eight, streams of nvJPEG share the queue of
+    training, and wait for whole CUDA graphs.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def find_scoring_device(config: Config, device: torch.device, *, local_rank: int) -> torch.device:

@@ -12,6 +12,7 @@ import torch
 from phalanx.assemble.dataset_summary import build_input_spec, build_preprocessing
 from phalanx.assemble.feed import Feed, build_normaliser, open_feed
 from phalanx.assemble.rank_context import RankContext
+from phalanx.assemble.torch_setup import set_cuda_queues
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import MicroBatch
 from phalanx.errors import ConfigError
@@ -34,6 +35,7 @@ class DataModule(_pl.LightningDataModule):  # type: ignore[misc]
 
     def __init__(self, preset: str | None = None, **options: Any) -> None:
         super().__init__()
+        set_cuda_queues()  # a Trainer starts CUDA in `fit`, before it calls `setup`
         self.recipe = Recipe(preset, options)
         self._exits = ExitStack()
         self._feed: Feed | None = None
