@@ -101,11 +101,11 @@ def open_run_as_rank(
         with _discard_on_failure(prepared):
             store = open_store(world, timeout=timeout)
             store.set(_RUN, "" if prepared is None else str(prepared.run.path.absolute()))
-        if prepared is None:
-            wait_for_count(
-                store, _LEFT, world.size - 1, timeout=timeout
-            )  # the store ends with rank 0
-        return None if prepared is None else (prepared, store)
+        if prepared is not None:
+            return prepared, store
+        # the store ends with rank 0, so the others must have read it
+        wait_for_count(store, _LEFT, world.size - 1, timeout=timeout)
+        return None
     from phalanx.parallel.ranks import open_store, wait_for_key
 
     store = open_store(world, timeout=timeout)

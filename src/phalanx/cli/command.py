@@ -30,9 +30,8 @@ _WORD_LISTS = (
     "sharding-exclude-filter",
     "sharding-include-filter",
 )
-_NUMBER = re.compile(
-    r"\[?(\d+:)?\.?\d[\d./]*(e-?\d+)?(ep|st|%)?\]?,?", re.IGNORECASE
-)  # or a length of training, or a size and until when images have it
+# a number, a length of training such as 5ep, or a size of images and when it ends: 128:30%
+_NUMBER = re.compile(r"\[?(\d+:)?\.?\d[\d./]*(e-?\d+)?(ep|st|%)?\]?,?", re.IGNORECASE)
 _MOST_DIGITS = 18  # of a whole number
 LIMIT_OPTIONS = ("max-file-mib", "max-pixels")  # of every command that reads images
 LAYOUT_OPTIONS = ("valid-split", "class-from", "labels", "listing-rule")  # ... that finds them

@@ -65,9 +65,8 @@ COMMANDS = {  # name: (module, what it does)
 }
 _TAKES_ANY_WORD = ("port",)  # commands whose first word may be anything
 _AGAIN = "run the same command again to continue"
-_GO_ON: dict[
-    str | None, str
-] = {  # commands that a signal may stop at any moment, and how they go on
+# commands that keep what they have when a signal stops them; all others have changed nothing
+_KEPT_WHEN_STOPPED: dict[str | None, str] = {
     "train": f"nothing is lost: {_AGAIN}",
     "average": f"the run's checkpoints are intact: {_AGAIN}",
     "data build": f"what has been built is kept: {_AGAIN}",
@@ -86,8 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt as stop:
             how = f"stopped by {stop}" if isinstance(stop, Interrupted) else "stopped"
             if is_first_rank():
-                _print_error(name, f"{how}; {_GO_ON.get(name, 'nothing was changed')}")
-            return EXIT_STOPPED if name in _GO_ON else EXIT_LEFT_AT_ONCE
+                kept = _KEPT_WHEN_STOPPED.get(name, "nothing was changed")
+                _print_error(name, f"{how}; {kept}")
+            return EXIT_STOPPED if name in _KEPT_WHEN_STOPPED else EXIT_LEFT_AT_ONCE
 
 
 def _run_to_exit_code(name: str | None, words: list[str]) -> int:

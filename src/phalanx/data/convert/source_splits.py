@@ -168,10 +168,8 @@ def make_tasks(split: SourceSplit, numbers: _Numbers) -> Iterator[ImageTask]:
     for start in range(0, len(numbers), TASK_IMAGES):
         some = [int(number) for number in numbers[start : start + TASK_IMAGES]]
         samples = None if in_order is None else list(islice(in_order, len(some)))
-        if samples is not None:
-            some = some[
-                : len(samples)
-            ]  # fewer where the source lost images since they were counted
+        if samples is not None:  # fewer if the source has lost images since they were counted
+            some = some[: len(samples)]
         yield ImageTask(split.key, some, samples)
 
 

@@ -64,12 +64,10 @@ class _DataFormat:
     files: str  # a description of the files in the folder
     how_to_get: str
     is_in: Callable[[Path], bool]  # whether a folder contains it
-    has_split: Callable[[Path, str, LayoutOptions], object] = lambda *_: (
-        True
-    )  # of one that is there
-    open: Callable[[Path, str, LayoutOptions], Source] | None = (
-        None  # None: to be built into another
-    )
+    # whether a dataset in a folder has a split
+    has_split: Callable[[Path, str, LayoutOptions], object] = lambda *_: True
+    # None: it can only be converted, with `phalanx data build`
+    open: Callable[[Path, str, LayoutOptions], Source] | None = None
 
 
 _Answer = TypeVar("_Answer")
