@@ -104,20 +104,18 @@ def _place_schedule(settings: Settings, facts: Mapping[str, Any], *, restarts: b
 
     The global batch may have changed, so steps are converted by the number of images before them.
     """
-    schedule = settings.config.schedule
     if "lr-schedule-start" in settings.user_options:
         return settings
-    start = parse_duration(schedule.lr_schedule_start)
+    start = parse_duration(settings.config.schedule.lr_schedule_start)
     if restarts:
         start = parse_duration(f"{facts['state']['step']}st")
     if start.unit != "st":
         return settings
     steps = int(start.amount) * facts["global_batch"] // count_global_batch(settings.config)
-    schedule = schedule.model_copy(update={"lr_schedule_start": f"{steps}st"})
     origin = "flag" if restarts else settings.origins["lr-schedule-start"]
     return replace(
         settings,
-        config=settings.config.model_copy(update={"schedule": schedule}),
+        config=settings.config.replace_options({"lr-schedule-start": f"{steps}st"}),
         origins={**settings.origins, "lr-schedule-start": origin},
     )
 

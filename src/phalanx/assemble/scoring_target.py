@@ -196,15 +196,13 @@ def describe_val_split(checkpoint: ScorableCheckpoint) -> str:
 
 def adapt_settings_to_scoring(settings: Settings) -> Settings:
     """The settings of a training run for scoring: on the devices that this command names."""
-    config = settings.config
-    asked = config.machine.devices if settings.origins.get("devices") == "flag" else None
-    update = {
-        "devices": asked,
-        "validation_device": None,  # only used during training
-        "replicas": config.machine.replicas or 1,  # needed to count the images of a step
+    machine = settings.config.machine
+    changes = {
+        "devices": machine.devices if settings.origins.get("devices") == "flag" else None,
+        "validation-device": None,  # only used during training
+        "replicas": machine.replicas or 1,  # needed to count the images of a step
     }
-    machine = config.machine.model_copy(update=update)
-    return replace(settings, config=config.model_copy(update={"machine": machine}))
+    return replace(settings, config=settings.config.replace_options(changes))
 
 
 def _read_scoring_flags(flags: Mapping[str, str]) -> dict[str, str]:

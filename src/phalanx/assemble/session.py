@@ -179,12 +179,10 @@ class Session:
 
     def _without_device_input(self) -> Config:
         """The config without options that pay off over many epochs or that the device cannot do."""
-        data = self.config.data
-        share = data.gpu_decode
-        if share and find_gpu_decode_problem(self.scoring_device):
-            share = False
-        changes = {"gpu_decode": share, "keep_on_device": False, "dataset_cache": False}
-        return self.config.model_copy(update={"data": data.model_copy(update=changes)})
+        changes = dict.fromkeys(("keep-on-device", "dataset-cache"), False)
+        if self.config.data.gpu_decode and find_gpu_decode_problem(self.scoring_device):
+            changes["gpu-decode"] = False
+        return self.config.replace_options(changes)
 
     def open_feed(self, plan: Plan) -> AbstractContextManager[Feed]:
         """The batches of a plan; worker processes end with the block."""

@@ -225,6 +225,7 @@ def resolve_replicas(settings: Settings) -> Settings:
         return settings
     train, notes, batch = config.train, settings.notes, config.data.batch_size
     passes = train.gradient_accumulation or 1
+    changes: dict[str, int | None] = {"replicas": room}
     if asked is not None:
         becomes = f" and a global batch of {batch * passes * room:,}"
         each = f" of {stages} stages" * (stages > 1)
@@ -236,11 +237,8 @@ def resolve_replicas(settings: Settings) -> Settings:
     elif train.global_batch_size is None:
         kept = batch * passes * settings.numbered_replicas
         _check_kept_batch(settings, kept, replicas=room)
-        update = {"global_batch_size": kept, "gradient_accumulation": None}
-        train = train.model_copy(update=update)
-    machine = config.machine.model_copy(update={"replicas": room})
-    config = config.model_copy(update={"machine": machine, "train": train})
-    return replace(settings, config=config, notes=notes)
+        changes |= {"global-batch-size": kept, "gradient-accumulation": None}
+    return replace(settings, config=config.replace_options(changes), notes=notes)
 
 
 def _check_kept_batch(settings: Settings, global_batch: int, *, replicas: int) -> None:
