@@ -96,7 +96,7 @@ def plan_layout(config: Config, machine: MachineChoice) -> Layout:
     """The layout of replicas and stages; ConfigError if config and ranks do not match."""
     replicas, devices = config.machine.replicas, machine.devices
     assert replicas is not None  # set by `resolve_replicas`
-    _refuse_unnamed_devices(config, machine)
+    _refuse_unnamed_devices(machine)
     stages = count_stages(config)
     if machine.scoring:
         return _make_scoring_layout(config, machine, stages)
@@ -143,7 +143,7 @@ def count_local_ranks(layout: Layout) -> int:
     return world.local_size if world else layout.ranks
 
 
-def _refuse_unnamed_devices(config: Config, machine: MachineChoice) -> None:
+def _refuse_unnamed_devices(machine: MachineChoice) -> None:
     """Raise ConfigError if more devices are needed than --device names."""
     device, world = machine.device, read_world()
     if device != "mps" and ":" not in device:

@@ -46,8 +46,6 @@ _CHECK_PERMISSIONS = "check its permissions"
 _DEFAULT_LAYOUT = LayoutOptions()
 NO_VALID_SPLIT = "hold some out with --val-split 10%"
 
-_Select = Callable[[list[str]], list[str]]  # a class's files to those of a split, by rule 1
-
 
 class FolderSource(IndexedSource):
     """Random access to image files, whose sizes must be as when they were indexed."""
