@@ -110,8 +110,8 @@ def train(
             raise
         _print_start(training)
         if context.is_first_rank:
-            shown = choose_trackers(prepared.config), training.console.print
-            stack.enter_context(track_run(training.trackers, prepared.run, *shown))
+            chosen, print_line = choose_trackers(prepared.config), training.console.print
+            stack.enter_context(track_run(training.trackers, prepared.run, chosen, print_line))
         _run_loop(training, fit)
         training.session.state.load_mean_statistics()
         _collect_findings(training)
