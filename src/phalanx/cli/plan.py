@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from fractions import Fraction
 from math import floor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
 from phalanx.cli.plan_measure import (
@@ -108,7 +108,7 @@ def _run(args: ParsedArgs) -> None:
     from phalanx.plan.exchange import count_hosts
 
     settings, plan, dataset = plan_new_run(settings, without_data=True)
-    points = [plan.at(step) for step in _read_steps(args["--at"])]
+    points = [_list_rates(plan, step) for step in _read_steps(args["--at"])]
     end = f"the run ends after {format_plural(plan.total_steps, 'step')}"
     late = [point["step"] for point in points if point["step"] > plan.total_steps]
     if wanted is not None:
@@ -146,7 +146,7 @@ def _run(args: ParsedArgs) -> None:
     for name, text in [*rows, *(describe_run_prediction(measured) if measured else [])]:
         print(f"{name:<14}{text}")
     for point in points:
-        scale = "automatic, from " * bool(point["automatic"]) + f"{point['loss_scale']:g}"
+        scale = "automatic, from " * point["automatic"] + f"{point['loss_scale']:g}"
         note = f"; {end}" * (point["step"] in late)
         rate = f"learning rate {point['lr']:g}, loss scale {scale}"
         print(f"{'at step':<14}{point['step']:,}: {rate}{note}")
@@ -183,6 +183,17 @@ def _read_steps(text: str | None) -> list[int]:
     if not all(word.isdecimal() for word in words):
         raise ConfigError(f"--at: expected steps, such as 0,100,5000, got {text!r}")
     return [int(word) for word in words]
+
+
+def _list_rates(plan: "Plan", step: int) -> dict[str, Any]:
+    """The learning rate and the loss scale after so many steps; the first of an automatic one."""
+    scale = plan.loss_scale
+    return {
+        "step": step,
+        "lr": plan.lr(step),
+        "loss_scale": scale.at(step),
+        "automatic": scale.automatic,
+    }
 
 
 def list_plan_rows(
