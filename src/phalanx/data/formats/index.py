@@ -61,7 +61,7 @@ _FAULT_REASONS = {
 
 
 @contextmanager
-def convert_read_errors(path: Path, hint: str) -> Iterator[None]:
+def convert_read_errors(path: Path, hint: str = "check its permissions") -> Iterator[None]:
     """Context that turns an OSError into a DataError with the file and what to do."""
     try:
         yield

@@ -114,7 +114,7 @@ def _describe_missing(
 
 def read_class_names(path: Path) -> tuple[str, ...] | None:
     """The class names in a file, one per line; None if there is no such file."""
-    with convert_read_errors(path, "check its permissions"):
+    with convert_read_errors(path):
         if not path.exists():
             return None
         with open_data_file(path) as file:

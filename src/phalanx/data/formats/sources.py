@@ -16,7 +16,7 @@ from phalanx.data.formats.arrays import GeneratedSpec, open_embedded, open_gener
 from phalanx.data.formats.image_file import ReadLimits
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.layouts.image_files import strip_image_suffix
-from phalanx.data.layouts.listing import LayoutOptions
+from phalanx.data.layouts.listing import DEFAULT_LAYOUT, LayoutOptions
 from phalanx.data.layouts.split_folders import (
     TRAIN_NAMES,
     VALID_NAMES,
@@ -31,7 +31,6 @@ from phalanx.units import parse_share
 Split = Literal["train", "valid"]
 FOLDER_FORMS = ("folder", "imagenet")  # to which layout options apply
 _SHARE_STEPS = 10_000  # the first rule of --val-split read a bare 10 as 10 of so many
-_DEFAULT_LAYOUT = LayoutOptions()
 
 
 class Source(Protocol):
@@ -78,7 +77,7 @@ def _any_layout(
 ) -> Callable[[Path, str, LayoutOptions], _Answer]:
     """A function that ignores the layout, for a format that has only one."""
 
-    def ask_any(root: Path, split: str, _layout: LayoutOptions = _DEFAULT_LAYOUT) -> _Answer:
+    def ask_any(root: Path, split: str, _layout: LayoutOptions = DEFAULT_LAYOUT) -> _Answer:
         return ask(root, split)
 
     return ask_any
@@ -171,7 +170,7 @@ _Opener = Callable[[str | None, Split, GeneratedSpec | None], Source]
 def _build_folder_opener(open_format: Callable[[Path, str, LayoutOptions], Source]) -> _Opener:
     """The opener of a format that is read from --data-dir."""
     return lambda data_dir, split, _spec: open_format(
-        _existing_folder(data_dir), split, _DEFAULT_LAYOUT
+        _existing_folder(data_dir), split, DEFAULT_LAYOUT
     )
 
 
@@ -196,7 +195,7 @@ def open_source(
     *,
     generated: GeneratedSpec | None = None,
     val_split: ValSplit | None = None,
-    layout: LayoutOptions = _DEFAULT_LAYOUT,
+    layout: LayoutOptions = DEFAULT_LAYOUT,
     limits: ReadLimits | None = None,
 ) -> Source:
     """The images of one split of a dataset; those that exceed the limits are bad."""
@@ -229,7 +228,7 @@ def open_format(
     root: Path,
     split: str,
     *,
-    layout: LayoutOptions = _DEFAULT_LAYOUT,
+    layout: LayoutOptions = DEFAULT_LAYOUT,
     val_split: ValSplit | None = None,
 ) -> Source:
     """One split of the dataset in a folder, or one side of it as split by --val-split."""
@@ -270,7 +269,7 @@ def open_format(
 def _refuse_missing_split(data: str, root: Path, split: str) -> None:
     """Raise DataError if only the other split exists."""
     there = {
-        name: DATA_FORMATS[data].has_split(root, name, _DEFAULT_LAYOUT)
+        name: DATA_FORMATS[data].has_split(root, name, DEFAULT_LAYOUT)
         for name in ("train", "valid")
     }
     if split == "valid" and there["train"] and not there["valid"]:
@@ -299,7 +298,7 @@ def _refuse_layout(data: str, layout: LayoutOptions) -> None:
 
 
 def refuse_output_in_data(
-    out: Path, flag: str, *, data: str, root: Path, layout: LayoutOptions = _DEFAULT_LAYOUT
+    out: Path, flag: str, *, data: str, root: Path, layout: LayoutOptions = DEFAULT_LAYOUT
 ) -> None:
     """Raise ConfigError if a folder to be written would be read as a class, or as part of one."""
     if data not in FOLDER_FORMS or layout.labels is not None:  # a table lists its images

@@ -38,12 +38,15 @@ class LayoutOptions:
     def key(self) -> str:
         """A suffix for the name of an index made with these options; empty for the defaults."""
         given = replace(self, scoring=False)  # the index is the same for both
-        if given == LayoutOptions():
+        if given == DEFAULT_LAYOUT:
             return ""
         if given == LayoutOptions(rule=self.rule):
             return f"-rule{self.rule}"
         text = repr(given).encode(errors="backslashreplace")
         return f"-{hashlib.sha256(text).hexdigest()[:8]}"
+
+
+DEFAULT_LAYOUT = LayoutOptions()
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ from phalanx.data.formats.decode import BadImage, EncodedImage, Image, image_sha
 from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import Source, Split, ValSplit, open_source
-from phalanx.data.layouts.listing import LayoutOptions
+from phalanx.data.layouts.listing import DEFAULT_LAYOUT, LayoutOptions
 from phalanx.data.loading.cache import ImageCache, is_cacheable
 from phalanx.data.orientation import turn_box
 from phalanx.data.transforms.augment import Box
@@ -44,7 +44,7 @@ class InputSpec:
     generated_images: int = 0
     generated_valid_images: int = 0
     has_valid: bool = True  # whether a training run has validation images
-    layout: LayoutOptions = LayoutOptions()  # noqa: RUF009 - frozen
+    layout: LayoutOptions = DEFAULT_LAYOUT
     val_split: str | None = None  # how much to hold out for validation, for data without a split
     growth: tuple[tuple[int, int], ...] = ()  # (end step, size) of smaller training images
     limits: ReadLimits = DEFAULT_LIMITS  # an image that exceeds them is bad
