@@ -34,7 +34,7 @@ from phalanx.errors import CheckpointError, ConfigError, suggest
 from phalanx.plan.averaging import count_consecutive
 from phalanx.plan.machine_choice import choose_scoring_machine
 from phalanx.plan.plan import DatasetCounts, Plan, make_plan
-from phalanx.report.folder import RunFolder, open_run
+from phalanx.report.folder import RunFolder, format_value, open_run
 from phalanx.units import parse_val_split
 
 _LAST, _BEST = "last", "best"
@@ -288,16 +288,12 @@ def _refuse_other_preprocessing(settings: Settings, facts: dict[str, Any], where
     }
     for name, (asked, before) in asked_and_trained.items():
         if asked != before:
+            then = format_value(before)
             raise CheckpointError(
-                f"--{name} {_spell(asked)}: {where} was trained with {_spell(before)}, and images "
-                "are prepared for it as they were then; leave the option out, or train with it: "
+                f"--{name} {format_value(asked)}: {where} was trained with {then}, and images are "
+                "prepared for it as they were then; leave the option out, or train with it: "
                 "phalanx train --fork"
             )
-
-
-def _spell(value: object) -> str:
-    """A value as it is written on the command line."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def plan_checkpoint(checkpoint: ScorableCheckpoint) -> Plan:
