@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from phalanx.data.layouts.listing import LayoutOptions
 
 _FOLDER_FLAGS = ("data-dir", "imagenet-data-path")  # the flags that name the folder
-_IDX = ("mnist", "fashion-mnist")  # same file names: cannot be told apart, --data is trusted
+_IDX = ("mnist", "fashion-mnist")  # their files have the same names, so --data is trusted
 
 
 def read_settings_with_data(

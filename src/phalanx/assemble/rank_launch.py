@@ -1,4 +1,4 @@
-"""Trains or scores on several ranks: starts them, or runs as one. No torch until they connect."""
+"""Training and scoring on several ranks: starts them, or is one. No torch until they connect."""
 
 import os
 import sys
@@ -77,7 +77,7 @@ def start_command_ranks(command: str, words: Sequence[str], ranks: int) -> int:
 
 
 def _print_line(command: str, line: str) -> None:
-    with suppress(OSError):  # where nobody can be told, the ranks are looked after all the same
+    with suppress(OSError):  # the ranks are supervised even if standard error is closed
         os.write(2, f"phalanx {command}: {line}\n".encode())
 
 
@@ -87,7 +87,7 @@ def open_run_as_rank(
     reopen: Callable[[Path], PreparedRun],
     flags: Mapping[str, str],
 ) -> "tuple[PreparedRun, Store] | None":
-    """The run that the ranks of a world train, and their key-value store; None if there is none.
+    """The run that the ranks of a world train, and their key-value store; None if no run needs it.
 
     Rank 0 prepares the run and tells the others, which reopen it. flags: those of the command.
     """
@@ -124,7 +124,7 @@ def open_run_as_rank(
 
 @contextmanager
 def _report_failure_to_others(world: World, store: "Store") -> Iterator[None]:
-    """Context that reports a failure of this rank to the others, which would wait in vain."""
+    """Context that reports a failure of this rank to the others, which would wait forever."""
     from phalanx.parallel.ranks import register_failure
 
     try:

@@ -1,4 +1,4 @@
-"""Replay: repeats a step of a run and observes every module. Writes nothing to the run folder."""
+"""Repeats a step of a run and observes every module; writes nothing to the run folder."""
 
 from dataclasses import dataclass, replace
 from math import isfinite

@@ -1,4 +1,4 @@
-"""What can be scored, checkpoints and untrained models: found, read and planned without torch."""
+"""Checkpoints and untrained models to score: found, read and planned without torch."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -162,7 +162,7 @@ def read_checkpoint(
 def describe_val_split(checkpoint: ScorableCheckpoint) -> str:
     """A note if only part of a folder is scored, or images that the run may be trained on.
 
-    That is so where --val-split chooses images as the run did not, or the run held out none.
+    The run may have trained on them if --val-split chooses other images than the run held out.
     """
     from phalanx.data.formats.sources import DATA_FORMATS, has_valid_split
 

@@ -124,7 +124,7 @@ def _describe_input(session: Session) -> InputNote | None:
             stages={},
         )
     stages: list[StageRate] = []
-    with suppress(BadImage):  # a file was deleted: the summary does without this part
+    with suppress(BadImage):  # a file was deleted: the summary then lacks this part
         stages = list(time_stages(feed.loader.reader("train"), _SECONDS, _SAMPLES))
     if not stages:
         return None

@@ -1,4 +1,4 @@
-"""The console script: finds the command, runs it, and turns mistakes into a line and a code."""
+"""The console script: finds the command, runs it, and turns errors into a line and an exit code."""
 
 import sys
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_to_exit_code(name: str | None, words: list[str]) -> int:
-    """Run one command, and turn whatever it raises into a message and a code."""
+    """Run one command, and turn what it raises into a message and an exit code."""
     try:
         with escape_output(), report_bugs():
             return run_command(name, words)
@@ -106,7 +106,7 @@ def _run_to_exit_code(name: str | None, words: list[str]) -> int:
 
 
 def _print_error(name: str | None, message: str) -> None:
-    """Say how a command ended; where nobody can be told, the exit code must do."""
+    """Print how a command ended; if standard error is closed, only the exit code shows it."""
     with suppress(UserError), escape_output():
         print(f"phalanx {name or ''}".rstrip() + f": {message}", file=sys.stderr)
 
@@ -140,7 +140,7 @@ def load_command(name: str) -> "Command":
 
 
 def run_command(name: str | None, words: list[str]) -> int:
-    """Run one command, or show what there is; errors are raised."""
+    """Run one command, or list the commands; errors are raised."""
     if name is None:
         return _show_overview(words)
     command = load_command(name)
@@ -162,11 +162,11 @@ def _find_flags(name: str | None) -> set[str]:
     from phalanx.cli.command import REGISTERED_COMMANDS
 
     command = REGISTERED_COMMANDS.get(name or "")
-    return command.all_names if command else set()  # its own file could not be imported
+    return command.all_names if command else set()  # empty if its own file could not be imported
 
 
 def _show_overview(words: list[str]) -> int:
-    """Print the commands; a word that is none of them is a mistake."""
+    """Print the commands; ConfigError for a word that is not a command."""
     if words == ["--version"]:
         from phalanx import __version__
 
