@@ -1,4 +1,4 @@
-"""Which weights are averaged, and with which weight each: pure arithmetic."""
+"""Which checkpoints are averaged, and how much each counts: pure arithmetic."""
 
 import sys
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ def build_averaging(config: Config) -> Averaging | None:
 
 
 def count_kept_checkpoints(config: Config) -> int:
-    """How many of its newest checkpoints a run keeps, at least those to be averaged."""
+    """How many of its newest checkpoints a run keeps: at least those that it averages."""
     averaging = build_averaging(config)
     if averaging is None:
         return config.run.keep

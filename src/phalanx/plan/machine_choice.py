@@ -1,4 +1,4 @@
-"""Where a run computes: what the config leaves to the machine and the launcher."""
+"""Chooses what the config leaves to the machine and the launcher: device, threads, layout."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from phalanx.units import format_plural
 
 @dataclass(frozen=True, kw_only=True)
 class MachineChoice:
-    """Where a run computes.
+    """The machine that a run computes on.
 
     A resume reuses device, precision and threads: others would give other bits. It may have more
     devices or fewer.
@@ -180,7 +180,7 @@ def refuse_missing_devices(device: str, ranks: int) -> None:
 
 
 def list_layout_notes(config: Config, layout: Layout) -> list[str]:
-    """What to say about bits that depend on the number of devices."""
+    """A note if the result depends on the number of devices in spite of strict determinism."""
     if config.machine.determinism != "strict" or not layout.span_groups:
         return []
     most = layout.replicas // layout.bn_span * layout.stages
@@ -242,7 +242,7 @@ def resolve_replicas(settings: Settings) -> Settings:
 
 
 def _check_kept_batch(settings: Settings, global_batch: int, *, replicas: int) -> None:
-    """Raise ConfigError if so many replicas cannot divide the batch of another number."""
+    """Raise ConfigError if so many replicas cannot share a batch made for another number."""
     micro_batch = settings.config.data.batch_size
     try:
         count_accumulation(global_batch, micro_batch=micro_batch, replicas=replicas, kept=True)

@@ -1,4 +1,4 @@
-"""Options that have no effect in a run: reported, because nothing else would show it."""
+"""Finds options that have no effect in a run, which nothing else would show."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
