@@ -1,4 +1,4 @@
-"""Training states saved to checkpoints, in the background, and loaded from them."""
+"""Saves training states to checkpoints, in the background, and loads them."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -116,7 +116,7 @@ class CheckpointSaver:
         if self._writes:
             thread = Thread(target=self._write, args=(snapshot,), name="saver")
             thread.start()
-            self._thread = thread  # only now: one that could not start cannot be joined
+            self._thread = thread  # only now: a thread that could not start cannot be joined
 
     def wait(self) -> None:
         """Wait until the last save is on disk; if it failed in any process, raise in all."""
@@ -137,7 +137,7 @@ class CheckpointSaver:
             write_checkpoint(self._folder, snapshot.step, files)
             scores = {int(step): top1 for step, top1 in snapshot.values["scores"].items()}
             prune_checkpoints(self._folder, keep=self._keep, scores=scores)
-        except Exception as failure:  # noqa: BLE001 - carried to the training thread, raised there
+        except Exception as failure:  # noqa: BLE001 - raised in the training thread
             self._failure = failure
 
 
@@ -184,7 +184,7 @@ def load_checkpoint(state: TrainState, checkpoint: Path, *, with_optimizer: bool
     load_weights(state.model, files[WEIGHTS], where=checkpoint / WEIGHTS)
     with convert_content_errors(checkpoint / OPTIMIZER):
         kept = select_own_tensors(state.model, tensors_from_bytes(files[OPTIMIZER]))
-        if state.half is None:  # and may have been otherwise in the run that a fork is from
+        if state.half is None:  # a fork's parent may have had 16-bit weights
             kept = {n: t.float() if t.dtype in HALF_TYPES.values() else t for n, t in kept.items()}
         if with_optimizer:
             restore_optimizer_state(state.model, state.optimizer, kept)

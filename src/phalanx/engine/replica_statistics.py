@@ -1,4 +1,4 @@
-"""The running statistics of each replica, if a model has several.
+"""The running statistics of each replica, for runs with several replicas.
 
 A model in memory has one set of buffers. Those of each replica are kept here, and copied into the
 model for its passes. To be scored or saved, the model gets the mean over all replicas.
@@ -116,7 +116,7 @@ class ReplicaStatistics:
         return dict(self._all)
 
     def load(self, tensors: Mapping[str, Tensor] | None, *, where: str) -> None:
-        """Restore what `tensors` returned; if None, all replicas start from the model's buffers."""
+        """Restore what `tensors` returned; if None, all replicas get the model's buffers."""
         self._begin_alike()
         replicas = {name.partition("/")[0] for name in tensors or {}} - {_AVERAGE}
         if tensors is None or len(replicas) != self._layout.replicas:

@@ -14,7 +14,7 @@ from phalanx.ranges import RANGES
 
 
 class _Held(NamedTuple):
-    """What a stage keeps of a micro-batch between its forward and its backward pass."""
+    """The tensors of a micro-batch that a stage keeps between forward and backward pass."""
 
     input: Tensor
     output: Tensor  # in the last stage, the loss
@@ -133,7 +133,7 @@ class StagedScoring(nn.Module):
         return self._gather_all(value if self._links.is_last or value is None else {})
 
     def forward(self, images: Tensor) -> Tensor:
-        """The logits in the last stage; zeros, which mean nothing, in the others."""
+        """The logits in the last stage; meaningless zeros in the others."""
         links = self._links
         links.begin_passes()
         x = images if links.is_first else links.receive_input().wait()
