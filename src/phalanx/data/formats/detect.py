@@ -154,7 +154,7 @@ def describe_files(sources: Iterable[Source]) -> str:
         if isinstance(source, IndexedSource):
             files = source.index.files
             last = f" to {files[len(files) - 1]}" if len(files) > 1 else ""
-            shown[f"{files[0]}{last}"] = None  # once, where one set was split in two
+            shown[f"{files[0]}{last}"] = None  # once, if one set was split in two
     return " and ".join(shown)
 
 

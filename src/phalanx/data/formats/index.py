@@ -186,7 +186,7 @@ def find_record_folders(root: Path) -> list[Path]:
 
 
 def make_record_folder(folder: Path) -> None:
-    """Create such a folder; OSError if that fails, or if only root could write to it."""
+    """Create a folder for records; OSError if that fails, or if only root could write to it."""
     place = folder if folder.exists() else folder.parent
     if place.exists() and not place.stat().st_mode & _ANYBODY_WRITES:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))

@@ -55,7 +55,7 @@ def describe_reason(name: str) -> str:
 
 
 def describe_ignored(ignored: Mapping[str, int]) -> str:
-    """A line on what was ignored; empty if nothing was.
+    """A line about ignored files; empty if there are none.
 
     >>> describe_ignored({".txt": 1, ".xcf": 12})
     'ignored 13 files: 12 .xcf, 1 .txt'
@@ -104,7 +104,7 @@ def count_loose_images(folder: Path) -> int:
 
 
 def list_broken_links(folder: Path) -> list[str]:
-    """The links in a folder that lead nowhere, without those that are called as images are."""
+    """The broken links in a folder, except those with the name of an image."""
     suffixes = find_image_suffixes()
     with os.scandir(folder) as entries:
         links = [e.name for e in entries if e.is_symlink() and not _is_hidden(e.name)]
@@ -166,7 +166,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder; a broken link is a bad image, not a folder."""
+    """Whether a path is a folder; a broken link is a bad image, not a folder."""
     try:
         return entry.is_dir()
     except OSError:

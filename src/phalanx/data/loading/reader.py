@@ -140,7 +140,7 @@ class Batch:
 class ReadProblems:
     """The problems met while reading one split, and checksums, by index of the image.
 
-    A checksum is removed when the batch of its image is handed out.
+    A checksum is removed when the batch with its image is yielded.
     """
 
     bad_images: dict[int, str] = field(default_factory=dict)  # name, and what is wrong with it
@@ -210,7 +210,7 @@ class Reader:
         """Write an image, or the replacement of a bad one, into `out`; returns the index used.
 
         A bad image is replaced by the next one that decodes when training, and by black, with index
-        -1, when scoring. skips: tells which images not to decode; such an image is returned as the
+        -1, when scoring. skips: whether an image is not to be decoded; it is then returned as the
         second value, and nothing is written.
         """
         while True:
