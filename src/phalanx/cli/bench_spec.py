@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from phalanx.benchmarks.schema import BenchmarkVariant, Selection
 
 _REWRITE_S, _LOG_S = 0.5, 30.0  # between two lines of progress, on a terminal and in a log
-_MOST_SAID = 60  # characters of the last line that a command has printed
+_LAST_LINE_SHOWN = 60  # characters of the last line that a command has printed
 
 
 @command(
@@ -319,7 +319,7 @@ def _start_run(
 
 def _describe_progress(progress: "BenchmarkProgress") -> str:
     """The progress of the benchmarks, on one line."""
-    said = f": {progress.last_line[:_MOST_SAID]}" if progress.last_line else ""
+    said = f": {progress.last_line[:_LAST_LINE_SHOWN]}" if progress.last_line else ""
     elapsed = format_seconds(progress.elapsed_s)
     return f"[{progress.number}/{progress.count}] {progress.variant}, {elapsed}{said}"
 

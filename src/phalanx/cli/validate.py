@@ -176,13 +176,13 @@ class _Scoring:
         prints = ranks is None or ranks.rank == 0
         if prints:
             print_unused_options(self.args, self.plan)
-        told = ""
+        printed_note = ""
         for name, batch, note, target in self.models:
-            if prints and note and note != told:
+            if prints and note and note != printed_note:
                 print(note, file=sys.stderr)
             from phalanx.assemble.score import score_target  # imports torch: not before the note
 
-            told, scored = note, score_target(target, passes=self.passes, ranks=ranks)
+            printed_note, scored = note, score_target(target, passes=self.passes, ranks=ranks)
             if prints:
                 print_score(name, scored, as_json=self.args["--json"], batch=batch)
         return 0

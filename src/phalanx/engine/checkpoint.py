@@ -65,7 +65,7 @@ def take_snapshot(state: TrainState) -> _Snapshot:
     If the model has stages, all of them must call it, and the first gets everything.
     """
 
-    def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
             name: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach())
             for name, t in tensors.items()
@@ -78,10 +78,10 @@ def take_snapshot(state: TrainState) -> _Snapshot:
     average = {} if state.average is None else state.average.tensors()
     gather, statistics = state.gather_to_first or dict, state.replica_statistics
     return _Snapshot(
-        weights=gather(copied(state.model.state_dict())),
-        optimizer=gather(copied(optimizer)),
-        average=gather(copied(average)),
-        replica_statistics=gather(copied(statistics.tensors())) if statistics else None,
+        weights=gather(copy_to_host(state.model.state_dict())),
+        optimizer=gather(copy_to_host(optimizer)),
+        average=gather(copy_to_host(average)),
+        replica_statistics=gather(copy_to_host(statistics.tensors())) if statistics else None,
         values=values,
         image_checksums={split: array.copy() for split, array in state.image_checksums.items()},
     )
