@@ -13,7 +13,7 @@ from pathlib import Path
 
 from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.errors import ConfigError
-from phalanx.units import format_bytes
+from phalanx.units import format_bytes, format_plural
 
 _PACKAGES = {  # import name: (package, what for, can Phalanx train without it)
     "torch": ("torch", "everything", False),
@@ -125,7 +125,7 @@ def _check_devices() -> Iterator[_Check]:
     from phalanx.plan.machine import count_cores, count_threads
 
     cores = count_cores()
-    yield _Check("cpu", f"{cores} core{'s' * (cores != 1)}", "ok")
+    yield _Check("cpu", format_plural(cores, "core"), "ok")
     try:
         yield _check_threads(count_threads(), cores)
     except ConfigError as error:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from phalanx.catalog.datasets import NEWEST_LISTING_RULE as NEWEST_RULE
+from phalanx.units import format_plural
 
 _FIRST_SUFFIXES = (".jpg", ".jpeg", ".png")
 _SUFFIXES = (
@@ -67,7 +68,7 @@ def describe_ignored(ignored: Mapping[str, int]) -> str:
     shown = [f"{count:,} {reason}" for reason, count in reasons[:_REASONS_SHOWN]]
     rest = sum(count for _, count in reasons[_REASONS_SHOWN:])
     shown += [f"{rest:,} others"] if rest else []
-    return f"ignored {total:,} file{'s' * (total != 1)}: {', '.join(shown)}"
+    return f"ignored {format_plural(total, 'file')}: {', '.join(shown)}"
 
 
 @dataclass
