@@ -69,18 +69,18 @@ class _DataFormat:
     open: Callable[[Path, str, LayoutOptions], Source] | None = None
 
 
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
-def _any_layout(
-    ask: Callable[[Path, str], _Answer],
-) -> Callable[[Path, str, LayoutOptions], _Answer]:
-    """A function that ignores the layout, for a format that has only one."""
+def _ignore_layout(
+    function: Callable[[Path, str], _Result],
+) -> Callable[[Path, str, LayoutOptions], _Result]:
+    """The function with layout options that it ignores, for a format that has only one layout."""
 
-    def ask_any(root: Path, split: str, _layout: LayoutOptions = DEFAULT_LAYOUT) -> _Answer:
-        return ask(root, split)
+    def call(root: Path, split: str, _layout: LayoutOptions = DEFAULT_LAYOUT) -> _Result:
+        return function(root, split)
 
-    return ask_any
+    return call
 
 
 DATA_FORMATS: dict[str, _DataFormat] = {
@@ -114,53 +114,53 @@ DATA_FORMATS: dict[str, _DataFormat] = {
         files="train-00000-of-01024 and validation-00000-of-00128",
         how_to_get="phalanx data build --to tfrecord",
         is_in=tfrecord.SHARD_FILES.exist_in,
-        has_split=_any_layout(tfrecord.SHARD_FILES.find),
-        open=_any_layout(tfrecord.open_tfrecord),
+        has_split=_ignore_layout(tfrecord.SHARD_FILES.find),
+        open=_ignore_layout(tfrecord.open_tfrecord),
     ),
     "tar": _DataFormat(
         files="train-000000.tar and validation-000000.tar, as in WebDataset",
         how_to_get="phalanx data build --to tar",
         is_in=webdataset.SHARD_FILES.exist_in,
-        has_split=_any_layout(webdataset.SHARD_FILES.find),
-        open=_any_layout(webdataset.open_tar),
+        has_split=_ignore_layout(webdataset.SHARD_FILES.find),
+        open=_ignore_layout(webdataset.open_tar),
     ),
     "parquet": _DataFormat(
         files="train-*.parquet with a column of images, as Hugging Face publishes them",
         how_to_get="huggingface.co, or phalanx data build --to parquet",
         is_in=parquet.has_parquet_files,
-        has_split=_any_layout(parquet.find_files),
-        open=_any_layout(parquet.open_parquet),
+        has_split=_ignore_layout(parquet.find_files),
+        open=_ignore_layout(parquet.open_parquet),
     ),
     "packed": _DataFormat(
         files="train.phx and valid.phx",
         how_to_get="phalanx data build --to packed",
         is_in=packed.has_packed_files,
         has_split=lambda root, split, _: packed.packed_path(root, split).is_file(),
-        open=_any_layout(packed.open_packed),
+        open=_ignore_layout(packed.open_packed),
     ),
     "cifar10": _DataFormat(
         files="data_batch_1.bin to 5 and test_batch.bin, or cifar-10-binary.tar.gz",
         how_to_get="phalanx data fetch cifar10",
         is_in=partial(cifar.has_cifar_files, data="cifar10"),
-        open=_any_layout(partial(cifar.open_cifar, "cifar10")),
+        open=_ignore_layout(partial(cifar.open_cifar, "cifar10")),
     ),
     "cifar100": _DataFormat(
         files="train.bin and test.bin, or cifar-100-binary.tar.gz",
         how_to_get="phalanx data fetch cifar100",
         is_in=partial(cifar.has_cifar_files, data="cifar100"),
-        open=_any_layout(partial(cifar.open_cifar, "cifar100")),
+        open=_ignore_layout(partial(cifar.open_cifar, "cifar100")),
     ),
     "mnist": _DataFormat(
         files="four idx files, plain or gzipped",
         how_to_get="phalanx data fetch mnist",
         is_in=lambda root: idx.identify_idx_files(root) == "mnist",
-        open=_any_layout(partial(idx.open_idx, "mnist")),
+        open=_ignore_layout(partial(idx.open_idx, "mnist")),
     ),
     "fashion-mnist": _DataFormat(
         files="four idx files, plain or gzipped",
         how_to_get="phalanx data fetch fashion-mnist",
         is_in=lambda root: idx.identify_idx_files(root) == "fashion-mnist",
-        open=_any_layout(partial(idx.open_idx, "fashion-mnist")),
+        open=_ignore_layout(partial(idx.open_idx, "fashion-mnist")),
     ),
 }
 
