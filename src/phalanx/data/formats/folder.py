@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from phalanx.data.formats.decode import BadImage
-from phalanx.data.formats.image_file import open_data_file
+from phalanx.data.formats.image_file import read_data_file
 from phalanx.data.formats.index import (
     Index,
     IndexedSource,
@@ -284,11 +284,12 @@ def _read_label_table(root: Path, layout: LayoutOptions) -> labels_file.LabelTab
 
 
 def _read_text(path: Path) -> str:
-    with convert_read_errors(path), open_data_file(path) as file:
-        try:
-            return file.read().decode()
-        except UnicodeDecodeError:
-            raise DataError(f"{path}: not UTF-8 text; save it as UTF-8") from None
+    with convert_read_errors(path):
+        content = read_data_file(path)
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: not UTF-8 text; save it as UTF-8") from None
 
 
 def _read_classes(folder: Path) -> tuple[str, ...]:
