@@ -73,16 +73,16 @@ def _run(args: ParsedArgs) -> int:
         if code:
             return code
     else:
-        with (
-            _explain_resume(prepared.run),
-            _discard_on_failure(prepared),
-            report_bugs(prepared.run.path),
-        ):
-            from phalanx.assemble.train import train
-            from phalanx.lightning.engine_choice import choose_fit
+        with _explain_resume(prepared.run):
+            from phalanx.assemble.rank_launch import discard_on
 
-            stream = sys.stderr if args["--json"] else None
-            train(prepared, stream=stream, fit=choose_fit(prepared.config))
+            folder = prepared.run.path
+            with discard_on(OutOfMemory, PluginBug, prepared=prepared), report_bugs(folder):
+                from phalanx.assemble.train import train
+                from phalanx.lightning.engine_choice import choose_fit
+
+                stream = sys.stderr if args["--json"] else None
+                train(prepared, stream=stream, fit=choose_fit(prepared.config))
     _print_result(prepared.run.path, as_json=args["--json"])
     return 0
 
@@ -181,18 +181,6 @@ def _explain_resume(run: "RunFolder") -> Iterator[None]:
         if isinstance(stop, Interrupted):  # outside of the loop: while opening or closing the run
             what = f"stopped by {stop} before the first step or after the last; nothing is lost"
         raise Stopped(f"{what}; continue with: {run.resume_command}") from None
-
-
-@contextmanager
-def _discard_on_failure(prepared: "PreparedRun") -> Iterator[None]:
-    """Context that removes a new run if its model cannot be built, or there is no memory for it."""
-    try:
-        yield
-    except (OutOfMemory, PluginBug):  # the same --run-dir must be free for the next attempt
-        from phalanx.assemble.rank_launch import discard_unstarted_run
-
-        discard_unstarted_run(prepared)
-        raise
 
 
 def _print_result(folder: Path, *, as_json: bool) -> None:
