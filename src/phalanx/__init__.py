@@ -35,9 +35,9 @@ def train(
     accept_changed_data: bool = False,
     **options: Any,
 ) -> "Summary":
-    """Train a preset or file, resume a run, or fork one; the summary of the run.
+    """Train a preset or file, resume a run, or fork one; returns the summary of the run.
 
-    fork_schedule: "continue", which is the default, or "restart" the schedule of a fork.
+    fork_schedule: "continue", the default, or "restart" the schedule of a fork.
     """
     from phalanx.assemble.find_data import fetch_missing_dataset, read_settings_with_data
     from phalanx.assemble.fork import prepare_fork
@@ -68,12 +68,12 @@ def train(
 
     with preserve_torch_settings():
         summary = run(prepared, fit=choose_fit(prepared.config))
-    assert summary is not None  # nobody else writes
+    assert summary is not None  # this process writes it
     return summary
 
 
 def _train_on_ranks(prepared: "PreparedRun", flags: dict[str, str]) -> "Summary":
-    """Train in processes of their own; what went wrong there is on standard error."""
+    """Train in new processes, whose errors are printed to standard error."""
     from phalanx.assemble.rank_launch import start_ranks
     from phalanx.errors import NetworkError, Stopped, UserError
     from phalanx.report.summary import read_summary
@@ -89,7 +89,7 @@ def _train_on_ranks(prepared: "PreparedRun", flags: dict[str, str]) -> "Summary"
 
 
 def validate(run: PathLike, *, checkpoint: str | int | None = None, **options: Any) -> "ScoreRow":
-    """The score of a run or checkpoint, or of a preset or model with its first weights.
+    """The score of a run or checkpoint, or of a preset or model with its initial weights.
 
     checkpoint: "last", "best" or a step of the run; the best one if it is known, else the last.
     """
@@ -137,14 +137,14 @@ def predict(
     checkpoint: str | int | None = None,
     **options: Any,
 ) -> "list[Answer]":
-    """What a run or checkpoint says of images: an answer for each, in their order.
+    """The classes of images by the model of a run or checkpoint: an answer for each, in order.
 
     images: a file, a folder, a Pillow image, an array, or a list of these. checkpoint: as for
     `load`, which is quicker for more than one call.
     """
     from phalanx.data.loading.image_inputs import collect_images
 
-    given = collect_images(images)  # what is no image is told before the weights are read
+    given = collect_images(images)  # before the weights are read, to report errors early
     return load(run, checkpoint=checkpoint, **options)(given)
 
 
@@ -155,9 +155,9 @@ def export(
     images: "ImageInputs | None" = None,
     **options: Any,
 ) -> "ExportedModel":
-    """Write a model for other programs: of a run or checkpoint, or a preset's or model's first one.
+    """Write the model of a run or checkpoint, or of a preset or model by name, for other programs.
 
-    checkpoint: as for `load`. images: to check it on; those of its data where they are there.
+    checkpoint: as for `load`. images: for the check; by default those of its data, if present.
     options: of `phalanx export`, such as format="onnx", out, name, with_preprocessing, dtype,
     averaged, max_batch and check_images.
     """
@@ -179,7 +179,7 @@ def export(
 
 
 def report(run: PathLike) -> Path:
-    """Remake a run's report.html; its path."""
+    """Rebuild a run's report.html; returns its path."""
     from phalanx.report.folder import open_run
     from phalanx.report.report_page import write_report
 
@@ -187,7 +187,7 @@ def report(run: PathLike) -> Path:
 
 
 def compare(first: PathLike, second: PathLike) -> dict[str, Any]:
-    """Where two runs differ, as plain values."""
+    """The differences between two runs, as plain values."""
     from phalanx.report.compare import compare_runs
     from phalanx.report.folder import open_run
 
@@ -195,7 +195,7 @@ def compare(first: PathLike, second: PathLike) -> dict[str, Any]:
 
 
 def _flags(options: dict[str, Any]) -> dict[str, str]:
-    """Keywords as the flags they stand for."""
+    """Keywords as the flags that they stand for."""
     from phalanx.config.text import to_flags
 
     return to_flags(options)
@@ -207,12 +207,12 @@ def _preset(given: PathLike | None) -> str | None:
 
 
 def _choice(checkpoint: str | int | None) -> str | None:
-    """Which checkpoint is asked for, as --checkpoint spells it."""
+    """A choice of checkpoint in the spelling of --checkpoint."""
     return None if checkpoint is None else str(checkpoint)
 
 
 def _path(value: PathLike) -> Path:
-    """A path that was given, if it can be one."""
+    """A path from an argument; ConfigError if the argument cannot be a path."""
     from phalanx.errors import ConfigError
 
     if not isinstance(value, str | Path) or "\0" in str(value):

@@ -23,9 +23,7 @@ _DISK_MISTAKES = {
     errno.ENAMETOOLONG: "the name is too long; choose a shorter {noun}",
     errno.EDQUOT: f"your disk quota is used up; {_MAKE_ROOM}",
 }
-_PART = re.compile(
-    r"\..+\.(\d+)\.part"
-)  # a file or folder that is being written, and by which process
+_PART = re.compile(r"\..+\.(\d+)\.part")  # what is being written, with the id of the process
 _FULL = {errno.ENOSPC: "no space left", errno.EDQUOT: "your disk quota is used up"}
 
 

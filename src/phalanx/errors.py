@@ -1,19 +1,19 @@
-"""What a user can mend, as a family of exceptions. Everything else is our own bug.
+"""What a user can fix, as a family of exceptions. Everything else is our own bug.
 
 UserError                 exit  what it is about
   ConfigError                2  options, presets, impossible combinations
   DataError                  3  folders, files and images
   CheckpointError            4  run folders and what is saved in them
-  DivergedError              5  training that left the finite numbers
+  DivergedError              5  a loss that is no longer a number
   DiskError                  6  no space, no permission, a write that did not read back
   OutOfMemory                6  memory of the host or of a GPU
-  NetworkError               8  the network, or a rank that failed, differs or never came
-    RanksLost               75  the same in mid-run: starting again goes on
-(untrusted)                  7  a benchmark ran to its end, and says why not to believe it
-Bug                         70  a mistake of Phalanx itself; the traceback is in a file
-  PluginBug                 70  ... of a plugin, with its line
-Stopped                     75  a signal came; what is done is kept, and starting again goes on
-(signal)                   130  a signal came; left at once, and nothing was changed
+  NetworkError               8  the network, or a rank that failed, differs or never started
+    RanksLost               75  the same in mid-run: starting again continues
+(untrusted)                  7  a benchmark ran to its end, and says why it is unreliable
+Bug                         70  a bug in Phalanx itself; the traceback is in a file
+  PluginBug                 70  ... in a plugin, with its line
+Stopped                     75  a signal came; what is done is kept, and starting again continues
+(signal)                   130  a signal came; exited at once, and nothing was changed
 """
 
 import errno
@@ -40,7 +40,7 @@ _NO_MEMORY = (  # in the words of torch, CUDA, its libraries and onnxruntime
 
 
 class UserError(Exception):
-    """A mistake the user can mend: the message says where, what, and the way out."""
+    """A mistake that the user can fix: the message says where it is, what is wrong and how."""
 
     exit_code = 1
 
@@ -49,7 +49,7 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """Options that do not exist, do not fit or contradict each other."""
+    """Options that do not exist, do not match or contradict each other."""
 
     exit_code = 2
 
@@ -91,29 +91,29 @@ class NetworkError(UserError):
 
 
 class RanksLost(NetworkError):
-    """Other ranks are gone; what was saved is kept, and starting again goes on from there."""
+    """Other ranks are gone; what was saved is kept, and starting again continues from there."""
 
     exit_code = EXIT_STOPPED
 
 
 class Bug(Exception):
-    """A mistake of Phalanx itself; the message says where its traceback was written."""
+    """A bug in Phalanx itself; the message says where its traceback was written."""
 
     exit_code = 70
 
 
 class PluginBug(Bug):
-    """A mistake of a plugin; the message names the line of it."""
+    """A bug in a plugin; the message names its line."""
 
 
 class Stopped(Exception):
-    """A signal ended the work early; what is done is kept, and starting again goes on."""
+    """A signal ended the work early; what is done is kept, and starting again continues."""
 
     exit_code = EXIT_STOPPED
 
 
 class FailedElsewhere(Exception):
-    """A run of several ranks has ended, and another one of them says why."""
+    """A run on several ranks has ended, and another rank reports why."""
 
     def __init__(self, exit_code: int = NetworkError.exit_code) -> None:
         super().__init__(exit_code)
@@ -121,7 +121,7 @@ class FailedElsewhere(Exception):
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether this is what Python, torch or one of its libraries raises where memory runs out."""
+    """Whether this is what Python, torch or one of its libraries raises if memory runs out."""
     if isinstance(error, RuntimeError):
         return any(words in str(error) for words in _NO_MEMORY)
     return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
@@ -139,7 +139,7 @@ def _cut(text: str, shown: int) -> str:
 
 
 def suggest(word: str, known: Iterable[str], *, most: int = 12) -> str:
-    """The way out of a misspelt name: the nearest known one, or all when there are few.
+    """What to do about an unknown name: take the nearest known one, or choose from a few.
 
     most: how many names are few enough to list.
 
@@ -176,9 +176,9 @@ def name_location(line: str, locations: Mapping[str, str]) -> str:
 
 
 class ProblemCollector:
-    """Collects what parts refuse: `with problems.collect():` notes a ConfigError and goes on.
+    """Collects problems: a ConfigError within `with problems.collect():` is noted, not raised.
 
-    locations: where each option was given, which a line then begins with instead of the flag.
+    locations: where each option was given; a line begins with that instead of the flag.
     """
 
     def __init__(self, locations: Mapping[str, str]) -> None:
@@ -187,7 +187,7 @@ class ProblemCollector:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """A block whose ConfigError is noted."""
+        """Context whose ConfigError is noted."""
         try:
             yield
         except ConfigError as error:

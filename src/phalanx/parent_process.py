@@ -1,7 +1,7 @@
-"""What we start ends with us, by SIGKILL, too: it watches a pipe that only its parent holds open.
+"""Child processes that end with their parent, even by SIGKILL: they watch a pipe it holds open.
 
-Not prctl's PR_SET_PDEATHSIG: that fires when the thread that started the process ends, comes too
-late where the parent is gone before it is set, and exists on Linux alone.
+prctl's PR_SET_PDEATHSIG would not do: it fires when the thread that started the process ends, comes
+too late if the parent is gone before it is set, and exists only on Linux.
 """
 
 import select
@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 
 def watch_parent(pipe: int, on_exit: Callable[[], None]) -> None:
-    """Call `on_exit`, from a thread, once nobody holds the other end of the pipe any more.
+    """Call `on_exit`, from a thread, once no process holds the other end of the pipe.
 
-    A parent that is gone already is noticed at once. Nothing may be written into the pipe.
+    A parent that is already gone is noticed at once. Nothing may be written into the pipe.
     """
 
     def wait() -> None:

@@ -1,6 +1,6 @@
 """SIGINT, SIGTERM and SIGHUP ask a run to stop; a second SIGINT does not ask.
 
-Whoever can finish a piece of work first listens. All others are interrupted where they are.
+Work that can be finished first listens for them; any other is interrupted where it is.
 """
 
 import os
@@ -14,7 +14,7 @@ from phalanx.errors import EXIT_LEFT_AT_ONCE
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal came, and nobody listened; its text is the name of the signal."""
+    """A signal that nothing listened for; its text is the name of the signal."""
 
 
 def find_stop_signals() -> tuple[signal.Signals, ...]:
@@ -25,12 +25,12 @@ def find_stop_signals() -> tuple[signal.Signals, ...]:
 
 @contextmanager
 def interrupt_on_signals(*, whole_process: bool) -> Iterator[None]:
-    """A block that a signal interrupts; blocks inside it may listen instead.
+    """Context that a signal interrupts; contexts inside it may listen instead.
 
     whole_process: the process ends with the block, and no signal may change how it ended.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are somebody else's
+        yield  # only the main thread may handle signals
         return
     received: list[int] = []
 
@@ -63,9 +63,9 @@ class StopRequest:
 def listen_for_signals(
     stop: StopRequest, *, leave: Callable[[], None], prints: bool = True
 ) -> Iterator[None]:
-    """Take signals as requests to stop; `leave` puts the terminal right before an exit at once."""
+    """Context in which signals request a stop; `leave` is called before an immediate exit."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # a run inside somebody's thread: signals are theirs
+        yield  # a run in a thread of another program, which handles its signals itself
         return
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -58,7 +58,7 @@ DAMAGES = {
     "no metrics": (lambda run: (run / METRICS).unlink(), "metrics.jsonl lacks steps 1 to 16, "),
     "gaps": (
         lambda run: drop_lines(run / METRICS, 0, 2, 4, 5, 8, 10),
-        "metrics.jsonl lacks steps 1, 3, 5 to 6 and 2 more stretches, though",
+        "metrics.jsonl lacks steps 1, 3, 5 to 6 and 2 more ranges, though",
     ),
     "an evaluation": (
         lambda run: drop_lines(run / METRICS, 6),
@@ -66,7 +66,7 @@ DAMAGES = {
     ),
     "no log points": (
         lambda run: (run / TRAINING).unlink(),
-        "training.csv lacks steps 3, 6, 9 and 2 more stretches, though",
+        "training.csv lacks steps 3, 6, 9 and 2 more ranges, though",
     ),
     "a log point": (lambda run: drop_lines(run / TRAINING, 3), "training.csv lacks step 9, though"),
     "a validation": (

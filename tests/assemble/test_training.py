@@ -106,7 +106,7 @@ def test_the_report_remakes_itself_without_the_data(tmp_path):
     (run / "report.html").unlink()
     assert phalanx.report(run) == run / "report.html"
     page = (run / "report.html").read_text()
-    assert "Most confidently wrong" in page and "Confusion" in page
+    assert "Most confident mistakes" in page and "Confusion" in page
 
 
 def test_two_equal_runs_and_two_that_part(digits, tmp_path):

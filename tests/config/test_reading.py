@@ -189,6 +189,13 @@ def test_a_config_is_frozen_and_closed():
         type(config.data)(batchsize=1)
 
 
+def test_options_of_several_sections_are_replaced_by_their_names():
+    config = read_settings("demo", {}).config
+    changed = config.replace_options({"batch-size": 3, "data-dir": "here", "lr": 2.0})
+    assert changed.flat() == {**config.flat(), "batch-size": 3, "data-dir": "here", "lr": 2.0}
+    assert config.replace_options({}) == config
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_dumped_config_reads_back_to_the_same_values(name):
     config = read_settings(name).config

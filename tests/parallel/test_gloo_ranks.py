@@ -17,11 +17,15 @@ RANKS, STEPS = 3, 1500  # more than they add between five kills
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True)
+def quiet_torch(monkeypatch):
+    # torch's own lines about peers that are gone are a page each
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
 def run_ranks(folder: Path, disturb, **options) -> tuple[int, list[str]]:
     said: list[str] = []
     threading.Thread(target=disturb, daemon=True).start()
-    # torch's own lines about peers that are gone are a page each
-    options["environment"] = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     command = [sys.executable, str(PROGRAM), str(folder)]
     code = supervise(
         command, RANKS, progress=lambda: read_sum(folder), print_line=said.append, **options

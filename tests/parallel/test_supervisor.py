@@ -94,12 +94,14 @@ def read_notes(folder: Path, rank: int) -> list[str]:
 # --- starting ---
 
 
-def test_every_rank_gets_its_place_in_the_world(tmp_path):
+def test_every_rank_gets_its_place_in_the_world(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINE", "a")
+    monkeypatch.setenv("WORLD_SIZE", "7")
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT PHALANX_RESTART"
     code = (
         f"import json; note(json.dumps([os.environ[name] for name in {names.split()} + ['MINE']]))"
     )
-    done = run_ranks(tmp_path, code, ranks=3, environment={"MINE": "a", "WORLD_SIZE": "7"})
+    done = run_ranks(tmp_path, code, ranks=3)
     assert done == (0, [])
     worlds = [json.loads((tmp_path / f"{rank}.txt").read_text()) for rank in range(3)]
     port = worlds[0][5]

@@ -1,1 +1,1 @@
-"""The one package that knows all others: from settings to a run that trains, scores, predicts."""
+"""Puts the other packages together: from settings to a run that trains, scores or predicts."""

@@ -1,4 +1,4 @@
-"""Average: the last checkpoints of a run averaged into one, and scored along with the newest."""
+"""Averages the last checkpoints of a run into one, and scores it together with the newest."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -77,7 +77,7 @@ def loss_scale_at(
 
 
 def _is_finite(entry: dict[str, Any]) -> bool:
-    """Whether the numbers of a line of metrics.jsonl are finite; a norm that is left out is."""
+    """Whether the numbers on a line of metrics.jsonl are finite; a missing norm counts as such."""
     return all(isfinite(float(entry[name] or 0)) for name in ("loss", "grad_norm"))
 
 
@@ -93,7 +93,7 @@ def read_last_steps(folder: Path) -> list[dict[str, Any]]:
 
 @dataclass
 class BlackBox:
-    """Says why a step is not finite, and writes the last steps of a run if it fails."""
+    """Finds out why a step is not finite, and writes the last steps of a run if it fails."""
 
     prepared: PreparedRun
     session: "Session"
@@ -141,7 +141,7 @@ class BlackBox:
         began_at = self.session.state.step
         try:
             yield
-        except Stopped:  # all is saved
+        except Stopped:  # everything is saved
             raise
         except Exception as failure:
             with suppress(UserError):  # the first failure is the one to report

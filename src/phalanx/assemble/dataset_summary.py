@@ -232,19 +232,18 @@ def choose_pipeline_splits(settings: Settings, counts: DatasetCounts) -> Setting
     starts = ",".join(choose_starts(config, costs))
     stages = format_plural(count_stages(config), "stage")
     notes = [f"--pipeline-splits {starts}: chosen so that {stages} cost about the same"]
-    changes = {"pipeline_splits": starts}
+    changes = {"pipeline-splits": starts}
     if is_sharded(config):
-        changes["pipeline_schedule"] = "Sequential"
+        changes["pipeline-schedule"] = "Sequential"
         if "pipeline-schedule" in settings.user_options:
             notes.append(
                 f"--pipeline-schedule {config.pipeline.pipeline_schedule} has no effect with "
                 "--shards alone, whose stages take turns; --pipeline lets them work at once"
             )
-    options = config.pipeline.model_copy(update=changes)
     return replace(
         settings,
-        config=config.model_copy(update={"pipeline": options}),
-        origins=settings.origins | {name.replace("_", "-"): CHOSEN_ORIGIN for name in changes},
+        config=config.replace_options(changes),
+        origins=settings.origins | dict.fromkeys(changes, CHOSEN_ORIGIN),
         notes=(*settings.notes, *notes),
     )
 
@@ -273,19 +272,13 @@ def adapt_settings(settings: Settings, counts: DatasetCounts) -> Settings:
         if (owner := origin.partition(" ")[0]) in owners
     }
     left = RunLength(run.total_steps - start, run.steps_per_epoch)
-    changes, notes = adapt_schedule(config.schedule, inherited, left, settings.preset_length)
-    origins = {name: f"{settings.origins[name]}, shortened" for name in changes}
+    lengths, notes = adapt_schedule(config.schedule, inherited, left, settings.preset_length)
+    origins = {name: f"{settings.origins[name]}, shortened" for name in lengths}
     defaults, not_averaged = adapt_averaging(config, inherited, run)
     origins |= dict.fromkeys(defaults, "default")
-    if not origins:
-        return settings
-    attributes = {name.replace("-", "_"): text for name, text in changes.items()}
-    schedule = config.schedule.model_copy(update=attributes)
-    update = {name.replace("-", "_"): value for name, value in defaults.items()}
-    run_options = config.run.model_copy(update=update)
     return replace(
         settings,
-        config=config.model_copy(update={"schedule": schedule, "run": run_options}),
+        config=config.replace_options({**lengths, **defaults}),
         origins=settings.origins | origins,
         notes=(*settings.notes, *notes, *not_averaged),
     )

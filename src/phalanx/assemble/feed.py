@@ -144,17 +144,23 @@ class LoadedFeed:
 
     def sample_images(self, count: int) -> torch.Tensor:
         """About `count` training images spread over the dataset, normalised but not augmented."""
-        size, reader = self.loader.spec.image_size, self.loader.reader("train")
-        images = len(reader.source)
+        size, images = self.loader.spec.image_size, len(self.loader.source("train"))
         pictures = []
         for index in range(0, images, max(1, images // count)):
             picture = np.empty((size, size, 3), np.uint8)
-            image = reader.try_open(index)
-            with suppress(BadImage):  # reported when it is trained on
-                if not isinstance(image, BadImage):
-                    reader.transform.apply_evaluation(image, picture)
-                    pictures.append(picture)
+            if self._write_evaluation("train", index, picture):  # else reported in training
+                pictures.append(picture)
         return self._normaliser(np.stack(pictures))
+
+    def _write_evaluation(self, split: Split, index: int, out: NDArray[np.uint8]) -> bool:
+        """Write an image as it is scored into `out`; False if it cannot be read."""
+        reader = self.loader.reader(split)
+        image = reader.try_open(index)
+        with suppress(BadImage):
+            if not isinstance(image, BadImage):
+                reader.transform.apply_evaluation(image, out)
+                return True
+        return False
 
     def names(self, indices: NDArray[np.int64]) -> list[str]:
         """The names of validation images, by which the user can find them."""
@@ -221,13 +227,10 @@ class LoadedFeed:
 
     def thumbnails(self, indices: list[int]) -> NDArray[np.uint8]:
         """Validation images as the model sees them, before normalisation."""
-        size, reader = self.loader.spec.image_size, self.loader.reader("valid")
+        size = self.loader.spec.image_size
         pictures = np.zeros((len(indices), size, size, 3), np.uint8)
-        for row, index in enumerate(indices):
-            image = reader.try_open(index)
-            with suppress(BadImage):  # deleted since it was scored: stays black
-                if not isinstance(image, BadImage):
-                    reader.transform.apply_evaluation(image, pictures[row])
+        for row, index in enumerate(indices):  # one that was deleted since stays black
+            self._write_evaluation("valid", index, pictures[row])
         return pictures
 
 

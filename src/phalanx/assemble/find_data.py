@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from phalanx.data.layouts.listing import LayoutOptions
 
 _FOLDER_FLAGS = ("data-dir", "imagenet-data-path")  # the flags that name the folder
-_IDX = ("mnist", "fashion-mnist")  # same file names: cannot be told apart, --data is trusted
+_IDX = ("mnist", "fashion-mnist")  # their files have the same names, so --data is trusted
 
 
 def read_settings_with_data(
@@ -61,11 +61,10 @@ def use_random_data(settings: Settings, kind: str) -> Settings:
     """
     config, is_named = settings.config, settings.origins.get("data", "default") != "default"
     size = choose_image_size(config) if is_named else config.data.image_size
-    update = {"data": kind, "image_size": size, "data_dir": None, "progressive_resolution": None}
-    update |= dict.fromkeys(("val_split", "valid_split", "class_from", "labels", "keep_on_device"))
-    data = config.data.model_copy(update=update | {"gpu_decode": False, "dataset_cache": False})
-    augment = config.augment.model_copy(update={"use_bbox_info": False})
-    changed = config.model_copy(update={"data": data, "augment": augment})
+    unset = ("data-dir", "val-split", "valid-split", "class-from", "labels", "keep-on-device")
+    off = ("gpu-decode", "dataset-cache", "use-bbox-info")
+    noise = {"data": kind, "image-size": size, "progressive-resolution": None}
+    changed = config.replace_options(noise | dict.fromkeys(unset) | dict.fromkeys(off, False))
     return replace(settings, config=changed, origins={**settings.origins, "data": "made up"})
 
 
@@ -74,11 +73,10 @@ def make_data_dir_absolute(settings: Settings) -> Settings:
 
     A path that begins with ~ stays as it is: it may differ between hosts.
     """
-    data = settings.config.data
-    if data.data_dir is None or expand_home(data.data_dir).is_absolute():
+    folder = settings.config.data.data_dir
+    if folder is None or expand_home(folder).is_absolute():
         return settings
-    whole = {"data_dir": str(Path(data.data_dir).absolute())}
-    config = settings.config.model_copy(update={"data": data.model_copy(update=whole)})
+    config = settings.config.replace_options({"data-dir": str(Path(folder).absolute())})
     return replace(settings, config=config)
 
 
@@ -163,12 +161,12 @@ def _resolve_data_folder(settings: Settings, data_dir: str) -> Settings:
     form, folder = locate_dataset(options.data, root, layout)
     found = {"data": form} if form != options.data else {}
     if folder != root or options.data_dir is None:
-        found["data_dir"] = str(folder)
-    if not found:
-        return settings
-    origins = {**settings.origins, **{n.replace("_", "-"): f"found in {data_dir}" for n in found}}
-    config = settings.config.model_copy(update={"data": options.model_copy(update=found)})
-    return replace(settings, config=config, origins=origins)
+        found["data-dir"] = str(folder)
+    return replace(
+        settings,
+        config=settings.config.replace_options(found),
+        origins=settings.origins | dict.fromkeys(found, f"found in {data_dir}"),
+    )
 
 
 def _choose_data_flags(detected: "list[DetectedDataset]", folder: str) -> dict[str, str]:
@@ -206,8 +204,8 @@ def fetch_missing_dataset(settings: Settings, print_line: Callable[[str], None])
     files = format_plural(len(found.downloaded), "file")
     how = f"{files} downloaded to" if found.downloaded else "found in"
     print_line(f"{options.data}: {how} {found.folder}, all checksums match")
-    data = options.model_copy(update={"data_dir": str(found.folder)})
-    origins = {**settings.origins, "data-dir": "fetched"}
     return replace(
-        settings, config=settings.config.model_copy(update={"data": data}), origins=origins
+        settings,
+        config=settings.config.replace_options({"data-dir": str(found.folder)}),
+        origins={**settings.origins, "data-dir": "fetched"},
     )

@@ -1,4 +1,4 @@
-"""Fork: a new run that starts from another one's checkpoint, with changed options."""
+"""Starts a new run from another one's checkpoint, with changed options."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -45,8 +45,8 @@ def prepare_fork(
 ) -> PreparedRun:
     """A new run that starts from another one's checkpoint, with changed options.
 
-    schedule: "continue", which is the default, or "restart": the learning-rate schedule starts
-    again, including the warm-up, where the fork starts.
+    schedule: "continue", the default, or "restart": the learning-rate schedule, including its
+    warm-up, starts again where the fork starts.
     """
     restarts = _restarts_schedule(schedule, flags)
     for name in (name for name in _BEGINNING if name in flags):
@@ -104,20 +104,18 @@ def _place_schedule(settings: Settings, facts: Mapping[str, Any], *, restarts: b
 
     The global batch may have changed, so steps are converted by the number of images before them.
     """
-    schedule = settings.config.schedule
     if "lr-schedule-start" in settings.user_options:
         return settings
-    start = parse_duration(schedule.lr_schedule_start)
+    start = parse_duration(settings.config.schedule.lr_schedule_start)
     if restarts:
         start = parse_duration(f"{facts['state']['step']}st")
     if start.unit != "st":
         return settings
     steps = int(start.amount) * facts["global_batch"] // count_global_batch(settings.config)
-    schedule = schedule.model_copy(update={"lr_schedule_start": f"{steps}st"})
     origin = "flag" if restarts else settings.origins["lr-schedule-start"]
     return replace(
         settings,
-        config=settings.config.model_copy(update={"schedule": schedule}),
+        config=settings.config.replace_options({"lr-schedule-start": f"{steps}st"}),
         origins={**settings.origins, "lr-schedule-start": origin},
     )
 
@@ -178,7 +176,7 @@ def describe_discarded_state(start: StartingPoint, config: Config) -> str:
 
 
 def describe_fork(plan: Plan, start: StartingPoint) -> str:
-    """A line about where the fork starts and what becomes of the schedule."""
+    """A line that says where the fork starts, and whether its schedule continues or restarts."""
     begin = start.first_step(plan)
     then = start.facts["plan"]
     if plan.schedule.start == begin:

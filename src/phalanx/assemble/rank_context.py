@@ -1,4 +1,4 @@
-"""A rank of a run: its stage, its share of the work, how it reaches the others, its passes."""
+"""One rank of a run: its stage, its share of the work, its links to other ranks, its passes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ _SPANS_SHOWN = 4
 
 @dataclass(frozen=True)
 class RankContext:
-    """One rank of a layout; without ranks, the single process of a run."""
+    """One rank of a layout, or the single process of a run."""
 
     layout: Layout
     ranks: Ranks | None = None

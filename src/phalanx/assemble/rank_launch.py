@@ -1,4 +1,4 @@
-"""Trains or scores on several ranks: starts them, or runs as one. No torch until they connect."""
+"""Training and scoring on several ranks: starts them, or is one. No torch until they connect."""
 
 import os
 import sys
@@ -59,7 +59,7 @@ def start_ranks(prepared: PreparedRun, flags: Mapping[str, str], *, to_stderr: b
         way_out=f"continue with: {run.resume_command}",
     )
     if code not in (0, Stopped.exit_code, NetworkError.exit_code):  # these can be resumed
-        discard_unstarted_run(prepared)
+        _discard_unstarted_run(prepared)
     return code
 
 
@@ -77,7 +77,7 @@ def start_command_ranks(command: str, words: Sequence[str], ranks: int) -> int:
 
 
 def _print_line(command: str, line: str) -> None:
-    with suppress(OSError):  # where nobody can be told, the ranks are looked after all the same
+    with suppress(OSError):  # the ranks are supervised even if standard error is closed
         os.write(2, f"phalanx {command}: {line}\n".encode())
 
 
@@ -87,7 +87,7 @@ def open_run_as_rank(
     reopen: Callable[[Path], PreparedRun],
     flags: Mapping[str, str],
 ) -> "tuple[PreparedRun, Store] | None":
-    """The run that the ranks of a world train, and their key-value store; None if there is none.
+    """The run that the ranks of a world train, and their key-value store; None if no run needs it.
 
     Rank 0 prepares the run and tells the others, which reopen it. flags: those of the command.
     """
@@ -98,14 +98,14 @@ def open_run_as_rank(
         prepared = reopen(known) if known else prepare()
         from phalanx.parallel.ranks import open_store, wait_for_count
 
-        with _discard_on_failure(prepared):
+        with discard_on(NetworkError, FailedElsewhere, prepared=prepared):
             store = open_store(world, timeout=timeout)
             store.set(_RUN, "" if prepared is None else str(prepared.run.path.absolute()))
-        if prepared is None:
-            wait_for_count(
-                store, _LEFT, world.size - 1, timeout=timeout
-            )  # the store ends with rank 0
-        return None if prepared is None else (prepared, store)
+        if prepared is not None:
+            return prepared, store
+        # the store ends with rank 0, so the others must have read it
+        wait_for_count(store, _LEFT, world.size - 1, timeout=timeout)
+        return None
     from phalanx.parallel.ranks import open_store, wait_for_key
 
     store = open_store(world, timeout=timeout)
@@ -124,7 +124,7 @@ def open_run_as_rank(
 
 @contextmanager
 def _report_failure_to_others(world: World, store: "Store") -> Iterator[None]:
-    """Context that reports a failure of this rank to the others, which would wait in vain."""
+    """Context that reports a failure of this rank to the others, which would wait forever."""
     from phalanx.parallel.ranks import register_failure
 
     try:
@@ -144,17 +144,17 @@ def _set_up_rank() -> None:
 
 
 @contextmanager
-def _discard_on_failure(prepared: PreparedRun | None) -> Iterator[None]:
-    """Context that removes the folder of a new run if its ranks cannot connect."""
+def discard_on(*failures: type[Exception], prepared: PreparedRun | None) -> Iterator[None]:
+    """Context that removes the folder of a new run that such a failure keeps from starting."""
     try:
         yield
-    except (NetworkError, FailedElsewhere):
-        if prepared is not None:
-            discard_unstarted_run(prepared)
+    except failures:
+        if prepared is not None:  # the same --run-dir must be free for the next attempt
+            _discard_unstarted_run(prepared)
         raise
 
 
-def discard_unstarted_run(prepared: PreparedRun) -> None:
+def _discard_unstarted_run(prepared: PreparedRun) -> None:
     """Remove the folder of a run that this command could not start, unless it has a traceback."""
     run = prepared.run
     has_more = find_newest_checkpoint(run.checkpoints) or any(run.path.glob("phalanx-traceback*"))
@@ -186,7 +186,7 @@ def train_as_rank(
 
     plan, timeout = prepared.plan, prepared.config.machine.rank_timeout
     joined = join_ranks(world, store, plan, timeout, lambda: find_resume_command(world, prepared))
-    with _discard_on_failure(prepared), joined as ranks:
+    with discard_on(NetworkError, FailedElsewhere, prepared=prepared), joined as ranks:
         fit = choose_fit(prepared.config)
         return train(prepared, stream=stream, ranks=ranks, fit=fit) is not None
 

@@ -1,4 +1,4 @@
-"""Replay: repeats a step of a run and observes every module. Writes nothing to the run folder."""
+"""Repeats a step of a run and observes every module; writes nothing to the run folder."""
 
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -60,8 +60,7 @@ def replay(prepared: PreparedRun, step: int) -> Replay:
     plain = prepared.plan.acceleration._replace(graph=False)
     plan = replace(prepared.plan, acceleration=plain)
     # even if the run had no metrics: they do not change a bit of the step
-    measured = prepared.config.train.model_copy(update={"disable_metrics": False})
-    config = prepared.config.model_copy(update={"train": measured})
+    config = prepared.config.replace_options({"disable-metrics": False})
     folder = prepared.run.path  # stores the run's choice of kernels
     with Session(config, plan, start=prepared.start, folder=folder) as session:
         state, probe = session.state, Probe(session.model)

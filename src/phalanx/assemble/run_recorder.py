@@ -19,7 +19,7 @@ from phalanx.trackers.processes import Trackers
 
 
 class RunRecorder:
-    """Prints what happens in a run; writes it to the records, too, in the process that `writes`."""
+    """Prints the events of a run and, in the process that `writes`, writes them to the records."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Score and predict: a checkpoint, or an untrained model, on any data."""
+"""Scores a checkpoint or an untrained model, and predicts the classes of images."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -139,7 +139,7 @@ def _refuse_differences(session: Session) -> None:
 
 @contextmanager
 def watch_ranks(session: Session, describe: Callable[[], str]) -> Iterator[Callable[[], None]]:
-    """Context that ends the process if other ranks delay it too long between two calls.
+    """Context that ends the process if other ranks delay it for too long; yields a heartbeat.
 
     describe: what it is doing, for the message.
     """

@@ -1,4 +1,4 @@
-"""What can be scored, checkpoints and untrained models: found, read and planned without torch."""
+"""Checkpoints and untrained models to score: found, read and planned without torch."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ from phalanx.errors import CheckpointError, ConfigError, suggest
 from phalanx.plan.averaging import count_consecutive
 from phalanx.plan.machine_choice import choose_scoring_machine
 from phalanx.plan.plan import DatasetCounts, Plan, make_plan
-from phalanx.report.folder import RunFolder, open_run
+from phalanx.report.folder import RunFolder, format_value, open_run
 from phalanx.units import parse_val_split
 
 _LAST, _BEST = "last", "best"
@@ -162,7 +162,7 @@ def read_checkpoint(
 def describe_val_split(checkpoint: ScorableCheckpoint) -> str:
     """A note if only part of a folder is scored, or images that the run may be trained on.
 
-    That is so where --val-split chooses images as the run did not, or the run held out none.
+    The run may have trained on them if --val-split chooses other images than the run held out.
     """
     from phalanx.data.formats.sources import DATA_FORMATS, has_valid_split
 
@@ -196,15 +196,13 @@ def describe_val_split(checkpoint: ScorableCheckpoint) -> str:
 
 def adapt_settings_to_scoring(settings: Settings) -> Settings:
     """The settings of a training run for scoring: on the devices that this command names."""
-    config = settings.config
-    asked = config.machine.devices if settings.origins.get("devices") == "flag" else None
-    update = {
-        "devices": asked,
-        "validation_device": None,  # only used during training
-        "replicas": config.machine.replicas or 1,  # needed to count the images of a step
+    machine = settings.config.machine
+    changes = {
+        "devices": machine.devices if settings.origins.get("devices") == "flag" else None,
+        "validation-device": None,  # only used during training
+        "replicas": machine.replicas or 1,  # needed to count the images of a step
     }
-    machine = config.machine.model_copy(update=update)
-    return replace(settings, config=config.model_copy(update={"machine": machine}))
+    return replace(settings, config=settings.config.replace_options(changes))
 
 
 def _read_scoring_flags(flags: Mapping[str, str]) -> dict[str, str]:
@@ -290,16 +288,12 @@ def _refuse_other_preprocessing(settings: Settings, facts: dict[str, Any], where
     }
     for name, (asked, before) in asked_and_trained.items():
         if asked != before:
+            then = format_value(before)
             raise CheckpointError(
-                f"--{name} {_spell(asked)}: {where} was trained with {_spell(before)}, and images "
-                "are prepared for it as they were then; leave the option out, or train with it: "
+                f"--{name} {format_value(asked)}: {where} was trained with {then}, and images are "
+                "prepared for it as they were then; leave the option out, or train with it: "
                 "phalanx train --fork"
             )
-
-
-def _spell(value: object) -> str:
-    """A value as it is written on the command line."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def plan_checkpoint(checkpoint: ScorableCheckpoint) -> Plan:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,6 +109,7 @@ class Session:
         if cache is None and self.device.type == "cuda":
             self.notes += describe_temporary_cache(self._cache)
         self._start, self._exits = start, ExitStack()
+        self._folded_models: dict[nn.Module, FoldedModel | None] = {}
         if start is not None and not start.weights_only:
             self.state  # noqa: B018 - restored now, to report a checkpoint that does not fit
         elif start is not None:
@@ -170,21 +171,7 @@ class Session:
     @cached_property
     def valid_feed(self) -> Feed:
         """The validation images of training, on the device that scores."""
-        if self.scoring_device == self.device:
-            return self.feed
-        normaliser = build_normaliser(self.preprocessing, self.scoring_device, self.config)
-        config, spec = self._without_device_input(), build_input_spec(self.config, self.plan)
-        feed = open_feed(spec, self.plan, normaliser, config, context=self.rank_context)
-        return self._exits.enter_context(feed)
-
-    def _without_device_input(self) -> Config:
-        """The config without options that pay off over many epochs or that the device cannot do."""
-        data = self.config.data
-        share = data.gpu_decode
-        if share and find_gpu_decode_problem(self.scoring_device):
-            share = False
-        changes = {"gpu_decode": share, "keep_on_device": False, "dataset_cache": False}
-        return self.config.model_copy(update={"data": data.model_copy(update=changes)})
+        return self.feed if self.scoring_device == self.device else self._open_scoring_feed()
 
     def open_feed(self, plan: Plan) -> AbstractContextManager[Feed]:
         """The batches of a plan; worker processes end with the block."""
@@ -194,25 +181,31 @@ class Session:
     @cached_property
     def scoring_feed(self) -> Feed:
         """Only the validation images, preprocessed as in training, with the model's labels."""
-        config, preprocessing = self._without_device_input(), self.preprocessing
-        spec = replace(
-            build_input_spec(config, self.plan),
+        feed = self._open_scoring_feed(
             order=None,
-            image_size=preprocessing.image_size,
-            transform=preprocessing.transform,
-            upright=preprocessing.exif_orientation,
-        )
-        normaliser = build_normaliser(preprocessing, self.scoring_device, config)
-        feed = self._exits.enter_context(
-            open_feed(spec, self.plan, normaliser, config, context=self.rank_context)
+            image_size=self.preprocessing.image_size,
+            transform=self.preprocessing.transform,
+            upright=self.preprocessing.exif_orientation,
         )
         if isinstance(feed, LoadedFeed):
             found = feed.loader.source("valid").classes
-            if config.data.data == "generated":  # noise has no classes to match
+            if self.config.data.data == "generated":  # noise has no classes to match
                 feed.relabel(np.arange(len(found)) % len(self.classes))
             else:
                 feed.relabel(_match_classes(found, self.classes))
         return feed
+
+    def _open_scoring_feed(self, **spec_changes: Any) -> Feed:
+        """A feed on the device that scores, closed with the session."""
+        # a copy of the dataset on the device or in memory pays off only over many epochs
+        changes = dict.fromkeys(("keep-on-device", "dataset-cache"), False)
+        if self.config.data.gpu_decode and find_gpu_decode_problem(self.scoring_device):
+            changes["gpu-decode"] = False
+        config = self.config.replace_options(changes)
+        spec = replace(build_input_spec(config, self.plan), **spec_changes)
+        normaliser = build_normaliser(self.preprocessing, self.scoring_device, config)
+        feed = open_feed(spec, self.plan, normaliser, config, context=self.rank_context)
+        return self._exits.enter_context(feed)
 
     def train_step(
         self, passes: Sequence[MicroBatch], lr: float, *, probe: Probe | None = None
@@ -231,7 +224,7 @@ class Session:
 
     def _gather_norms(self, norms: Tensor) -> Tensor:
         """The gradient norms of the whole model, from those of this process."""
-        return self._norm_gatherer(norms)
+        return self._norm_gatherer(norms)  # built now: it counts the gradients that a pass leaves
 
     @cached_property
     def _norm_gatherer(self) -> GatherNorms:
@@ -248,10 +241,6 @@ class Session:
     @cached_property
     def _scoring_model(self) -> nn.Module:
         return build_network(self.config, self.plan, self.scoring_device)
-
-    @cached_property
-    def _folded_models(self) -> "dict[nn.Module, FoldedModel | None]":
-        return {}
 
     def _find_folded(self, model: nn.Module) -> "FoldedModel | None":
         """The model with its norms folded in, for scoring; None if it scores as it is."""

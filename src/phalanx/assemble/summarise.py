@@ -124,7 +124,7 @@ def _describe_input(session: Session) -> InputNote | None:
             stages={},
         )
     stages: list[StageRate] = []
-    with suppress(BadImage):  # a file was deleted: the summary does without this part
+    with suppress(BadImage):  # a file was deleted: the summary then lacks this part
         stages = list(time_stages(feed.loader.reader("train"), _SECONDS, _SAMPLES))
     if not stages:
         return None
@@ -153,8 +153,7 @@ def can_decode_on_gpu(loader: Loader, config: Config, device: torch.device) -> b
     """Whether the GPU could decode a share of the images, and does not yet."""
     if config.data.gpu_decode or device.type != "cuda":
         return False
-    data = config.data.model_copy(update={"gpu_decode": True})
-    hindered = any(check_gpu_decode(config.model_copy(update={"data": data})))
+    hindered = any(check_gpu_decode(config.replace_options({"gpu-decode": True})))
     first = loader.reader("train").try_open(0)
     is_jpeg = not isinstance(first, BadImage) and is_gpu_decodable(first)
     return is_jpeg and not hindered and not find_gpu_decode_problem(device)

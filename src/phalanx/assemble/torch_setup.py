@@ -33,7 +33,7 @@ def prepare_torch(plan: Plan, *, local_rank: int = 0) -> torch.device:
     if device.type == "cpu":
         _keep_freed_memory()
     if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)  # for what names no device, such as NCCL and Triton
+        torch.cuda.set_device(device)  # NCCL and Triton use the current device
     return device
 
 

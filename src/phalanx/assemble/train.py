@@ -1,4 +1,4 @@
-"""Train: from a prepared run to its summary."""
+"""Trains a prepared run to its end, and writes its summary."""
 
 import os
 import sys
@@ -110,8 +110,8 @@ def train(
             raise
         _print_start(training)
         if context.is_first_rank:
-            shown = choose_trackers(prepared.config), training.console.print
-            stack.enter_context(track_run(training.trackers, prepared.run, *shown))
+            chosen, print_line = choose_trackers(prepared.config), training.console.print
+            stack.enter_context(track_run(training.trackers, prepared.run, chosen, print_line))
         _run_loop(training, fit)
         training.session.state.load_mean_statistics()
         _collect_findings(training)
@@ -247,7 +247,7 @@ def _print_start(training: TrainingRun) -> None:
 
 
 def _run_loop(training: TrainingRun, fit: Fit) -> None:
-    """Train until the end, a signal or an error; wait until the saver has written everything."""
+    """Train until the end, a signal or an error; then wait for the last save."""
     session, black_box = training.session, training.black_box
     # with a probe, a step that diverged must be noticed before the next one runs
     capacity = 1 if black_box.probe else session.config.train.device_iterations

@@ -1,4 +1,4 @@
-"""Find the micro-batch a device holds, and which one is fastest, by real steps."""
+"""Finds the largest micro-batch that fits a device, and the fastest one, by real steps."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ FREE_MEMORY_FRACTION = 0.9  # of the host's memory; the rest is for everybody el
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSizeTrial:
-    """One size of a micro-batch, and what came of it."""
+    """The result of trying one size of a micro-batch."""
 
     size: int
     images_per_second: float | None = None  # None: it does not fit
@@ -39,7 +39,7 @@ class BatchSizeTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSizes:
-    """Every size that was tried, and what they suggest."""
+    """The results of all sizes that were tried, and the suggested one."""
 
     trials: tuple[BatchSizeTrial, ...]  # as they were tried
     most: int
@@ -59,7 +59,7 @@ class BatchSizes:
 
     @property
     def fastest(self) -> BatchSizeTrial:
-        """The size with the most images a second."""
+        """The size with the most images per second."""
         return max(self.fitting, key=lambda trial: trial.images_per_second or 0.0)
 
     @property
@@ -83,7 +83,7 @@ class BatchSizes:
 def find_batch_size(
     settings: Settings, *, most: int, seconds: float, done: Callable[[BatchSizeTrial], None]
 ) -> BatchSizes:
-    """Try sizes with real steps on made-up images, each for that many seconds."""
+    """Try sizes with real steps on synthetic images, each for so many seconds."""
     plan, _ = plan_run(settings, without_data=True)
     device, trials = prepare_torch(plan), list[BatchSizeTrial]()
     before = _memory_now(device)
@@ -114,7 +114,7 @@ def find_batch_size(
 
 
 def search_sizes(fits: Callable[[int], bool], *, most: int) -> int:
-    """The largest size that fits, to a sixteenth of itself; 0 where none does."""
+    """The largest size that fits, to within a sixteenth; 0 if none does."""
     good, bad, size = 0, most + 1, min(_FIRST_SIZE, most)
     while size >= _LEAST_SIZE:
         good, bad = (size, bad) if fits(size) else (good, size)
@@ -123,7 +123,7 @@ def search_sizes(fits: Callable[[int], bool], *, most: int) -> int:
 
 
 def _next_size(good: int, bad: int, most: int) -> int:
-    """What to try when `good` fits and `bad` does not; 0 for nothing more."""
+    """The size to try next if `good` fits and `bad` does not; 0 if there is none."""
     if not good:
         return bad // 2
     if bad > most:
@@ -132,7 +132,7 @@ def _next_size(good: int, bad: int, most: int) -> int:
 
 
 def explain_no_room(size: int, trials: Sequence[BatchSizeTrial], free: int) -> str:
-    """Why a size will not fit into the host's memory, judged by those before; else nothing.
+    """Why a size will not fit into the host's memory, judged by the earlier ones; empty if it may.
 
     A host that runs out of memory ends the process, so this must be known before.
     """
@@ -149,7 +149,7 @@ def explain_no_room(size: int, trials: Sequence[BatchSizeTrial], free: int) -> s
 def _try_size(
     config: Config, plan: Plan, device: torch.device, *, size: int, seconds: float
 ) -> tuple[float | None, int]:
-    """Images a second and the peak in bytes; None where the size does not fit.
+    """Images per second and the peak in bytes; None if the size does not fit.
 
     Every size gets a session of its own: memory that runs out may leave one torn.
     """
@@ -166,7 +166,7 @@ def _try_size(
 
 
 def _time_steps(config: Config, plan: Plan, *, size: int, seconds: float) -> float:
-    """Images a second of whole steps.
+    """Images per second of whole steps.
 
     Where the global batch takes several passes there are two: the second begins with the
     gradients of the first in memory.
@@ -178,7 +178,7 @@ def _time_steps(config: Config, plan: Plan, *, size: int, seconds: float) -> flo
 
 
 def reset_peak(device: torch.device) -> None:
-    """Let the peak begin at what is used now."""
+    """Reset the peak to the memory in use now."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -188,5 +188,5 @@ def reset_peak(device: torch.device) -> None:
 
 
 def _memory_now(device: torch.device) -> int:
-    """Bytes this process holds before a trial; on a GPU all of them count."""
+    """The bytes in use before a trial; on a GPU they are part of the peak."""
     return 0 if device.type == "cuda" else read_resident_memory("VmRSS") or 0

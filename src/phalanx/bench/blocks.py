@@ -77,7 +77,7 @@ class BlockClock:
         self.next_end = turn + (self._turns or max(1, turn - _SINGLE_TURNS))
 
     def _warm_up(self, turn: int, images: int) -> None:
-        """Count what came before the first block, and start that block once warm."""
+        """Count the turns before the first block, and start that block after the warm-up."""
         self._warm_images += images
         if turn < _SINGLE_TURNS or self.warmup_s < self.timing.warmup_s:
             return

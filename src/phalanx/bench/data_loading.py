@@ -28,7 +28,7 @@ _WARM_UP_BATCHES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class LoadingRates:
-    """What was measured, and what it means."""
+    """The measured rates, and the conclusion."""
 
     stages: list[StageRate]  # each alone, on one core
     one_worker: float  # images/s on the device, normalised, with one process

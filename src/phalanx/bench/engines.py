@@ -81,8 +81,7 @@ def measure_engines(
     settings: Settings, *, pairs: int, steps: int, done: Callable[[int], None]
 ) -> EngineComparison:
     """Train two runs of the same settings, one with each engine, in interleaved blocks."""
-    machine = settings.config.machine.model_copy(update={"engine": "lightning"})
-    config = settings.config.model_copy(update={"machine": machine})
+    config = settings.config.replace_options({"engine": "lightning"})
     with TemporaryDirectory() as folder, ExitStack() as stack:
         silence = stack.enter_context(open(os.devnull, "w"))
         runs: list[TrainingRun] = []
@@ -116,8 +115,7 @@ def measure_engines(
 
 def _prepare(settings: Settings, folder: Path) -> PreparedRun:
     """A run of these settings in its own folder; ConfigError if it needs several ranks."""
-    own = settings.config.run.model_copy(update={"run_dir": str(folder)})
-    config = settings.config.model_copy(update={"run": own})
+    config = settings.config.replace_options({"run-dir": str(folder)})
     prepared = prepare_new_run(replace(settings, config=config), line="bench engines")
     ranks = prepared.plan.layout.ranks
     if ranks > 1:

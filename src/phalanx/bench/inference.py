@@ -79,7 +79,7 @@ def _build_answer(session: Session) -> Callable[[Iterable[ValidBatch]], object]:
 
 
 def _repeat_batches(session: Session) -> Iterator[tuple[int, ValidBatch]]:
-    """The validation batches of this rank again and again, with the number of images in each."""
+    """This rank's validation batches, repeated endlessly, with the number of images in each."""
     plan, context, feed = session.plan, session.rank_context, session.scoring_feed
     # another folder than the run's may have another number of images
     loader = feed.loader if isinstance(feed, LoadedFeed) else None

@@ -22,7 +22,7 @@ _SMOOTHING = 25  # a point is smoothed over this fraction (1/25) of the sweep to
 
 @dataclass(frozen=True, kw_only=True)
 class LrSweep:
-    """Losses of steps whose learning rate grew, and what they suggest."""
+    """The losses of steps with an increasing learning rate, and the suggested rate."""
 
     rates: tuple[float, ...]
     losses: tuple[float, ...]  # of each step, before its update

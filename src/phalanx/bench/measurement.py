@@ -18,7 +18,7 @@ from phalanx.report.environment import collect_environment
 
 @dataclass(frozen=True, kw_only=True)
 class BenchJob:
-    """What is measured: under which name, by which command, and for how long."""
+    """A measurement to make: its name, command and duration."""
 
     kind: str
     name: str

@@ -58,7 +58,7 @@ def _phalanx_block(training: TrainingRun, steps: int) -> Callable[[], int]:
 
 
 def _bare_block(session: Session, steps: int) -> Callable[[], int]:
-    """What anybody would write in ten lines, fed from memory."""
+    """A PyTorch loop as anyone would write it in ten lines, with batches from memory."""
     model = Session(session.config, session.plan).model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     ready = [passes[0] for passes in islice(session.feed.batches_from(0), steps)]

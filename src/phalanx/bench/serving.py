@@ -56,7 +56,7 @@ class BatchingSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class ServingJob:
-    """What is measured, and for how long."""
+    """What to measure, and for how long."""
 
     target: str  # a file or a run
     server_words: tuple[str, ...]  # more options of the server

@@ -18,10 +18,9 @@ def build_synthetic_step(config: Config, plan: Plan, *, waits: bool = True) -> C
     If replicas share batch statistics, it is a step of all that do. Weights do not change: the
     learning rate is 0.
     """
-    fresh = config.model.model_copy(update={"init_weights": None, "reset_head": False})
     turn, rows = plan.layout.turn_size, plan.micro_batch
     images = rows * plan.accumulation * turn
-    config = config.model_copy(update={"model": fresh})
+    config = config.replace_options({"init-weights": None, "reset-head": False})
     alone = Layout(turn, bn_span=turn)
     session = Session(config, replace(plan, layout=alone, global_batch=images))
     shape = (rows, 3, plan.image_size, plan.image_size)

@@ -117,7 +117,7 @@ def _wait(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the process and everything it has started to exit, then kill what is left."""
+    """Ask the process and everything that it has started to exit, then kill the rest."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)

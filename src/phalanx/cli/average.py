@@ -1,4 +1,4 @@
-"""`phalanx average`: the last checkpoints of a run become one, scored beside the newest."""
+"""`phalanx average`: averages the last checkpoints of a run, and scores the average."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -57,14 +57,14 @@ _AVERAGING_OPTIONS = {  # and the field of Averaging that each one sets
     },
 )
 def _run(args: ParsedArgs) -> None:
-    """Average, write the result, and report both scores: here and in the run's report."""
+    """Average, write the result, and show both scores here and in the run's report."""
     args.refuse_problems()
     averaging = _read_averaging(args)
     from phalanx.report.folder import open_run
 
     folder = open_run(Path(args["run"]))
     flags = {name: text for name, text in args.flags.items() if name not in _AVERAGING_OPTIONS}
-    with folder.lock():  # a training at work deletes checkpoints
+    with folder.lock():  # training would delete checkpoints meanwhile
         _check_checkpoints(folder, averaging, flags)
         from phalanx.assemble.average import average_run
         from phalanx.report.report_page import write_report
@@ -75,7 +75,7 @@ def _run(args: ParsedArgs) -> None:
 
 
 def _read_averaging(args: ParsedArgs) -> Averaging:
-    """What the arguments ask for; ConfigError for what is no number or out of range."""
+    """The averaging that the arguments describe; ConfigError for an invalid value."""
     problems: list[str] = []
     flags = {name: args.flags[name] for name in _AVERAGING_OPTIONS if name in args.flags}
     given = read_flags(flags, problems)
@@ -91,7 +91,7 @@ def _read_averaging(args: ParsedArgs) -> Averaging:
 
 
 def _check_checkpoints(run: "RunFolder", averaging: Averaging, flags: dict[str, str]) -> None:
-    """Refuse a run with too few checkpoints, or with fewer steps than are to give statistics."""
+    """Raise ConfigError for a run with too few checkpoints, or too few steps for statistics."""
     from phalanx.assemble.scoring_target import (
         find_checkpoint,
         list_consecutive_checkpoints,
@@ -121,7 +121,7 @@ def _as_json(averaged: "AveragedRun") -> dict[str, Any]:
 
 
 def _print_scores(averaged: "AveragedRun") -> None:
-    """What was averaged, the newest checkpoint's score and the average's, a line each."""
+    """Print what was averaged and both scores, a line each."""
     account = averaged.account
     decay = f", decay {account['decay']:g}" if account["strategy"] == "exponential" else ""
     steps = ", ".join(f"{step:,}" for step in account["steps"])

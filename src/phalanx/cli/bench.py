@@ -1,4 +1,4 @@
-"""`phalanx data bench` and `phalanx bench`: the input, the training loop, determinism."""
+"""`phalanx data bench`, `bench overhead` and `bench determinism`."""
 
 import json
 from typing import TYPE_CHECKING
@@ -44,7 +44,7 @@ def _bench_data(args: ParsedArgs) -> None:
 
 
 def _print_rates(found: "LoadingRates") -> None:
-    """The rates as a table, and the verdict."""
+    """Print the rates as a table, and the verdict."""
     print("one core, each stage alone          images/s")
     for rate in found.stages:
         print(f"  {rate.stage:<12}{rate.images_per_second:>32,.0f}  {rate.what}")
@@ -96,7 +96,7 @@ def _measure_overhead(args: ParsedArgs) -> None:
 
 
 def print_ratio(ratio: "PairedRatio", names: tuple[str, str], *, steps: int) -> None:
-    """The speeds of both sides, in blocks of so many steps, and their ratio."""
+    """Print the speeds of both sides, in blocks of so many steps, and their ratio."""
     for name, rates in zip(names, (ratio.ours, ratio.theirs), strict=True):
         ordered = sorted(rates)
         print(
@@ -145,7 +145,7 @@ def _measure_determinism(args: ParsedArgs) -> None:
 
 
 def print_cost(cost: "DeterminismCost") -> None:
-    """The ratio of each value of --determinism, a line each."""
+    """Print the ratio of each value of --determinism, a line each."""
     for name, ratio in cost.ratios.items():
         ours, theirs = (sorted(rates)[len(rates) // 2] for rates in (ratio.ours, ratio.theirs))
         low, high = ratio.interval95

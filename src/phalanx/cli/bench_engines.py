@@ -1,4 +1,4 @@
-"""`phalanx bench engines`: Lightning's Trainer beside our own loop."""
+"""`phalanx bench engines`: Lightning's Trainer compared with our own loop."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ from phalanx.cli.progress import ProgressLine
 if TYPE_CHECKING:
     from phalanx.bench.engines import EngineComparison
 
-_OWN = ("steps", "epochs", "engine", "run-dir")  # what the measurement decides
+_OWN = ("steps", "epochs", "engine", "run-dir")  # options that the measurement sets itself
 
 
 @command(
@@ -48,7 +48,7 @@ def _measure_engines(args: ParsedArgs) -> None:
 
 
 def _print_comparison(found: "EngineComparison") -> None:
-    """The speeds of both engines, their ratio, and what became of the weights."""
+    """Print the speeds of both engines, their ratio, and whether their weights are equal."""
     layout = f", {found.layout}" if found.layout else ""
     print(f"{found.model} on {found.device}{layout}")
     print_ratio(found.ratio, ("lightning ", "native    "), steps=found.steps)

@@ -1,4 +1,4 @@
-"""`phalanx bench serve`: the batching setting of a server for a latency goal."""
+"""`phalanx bench serve`: finds the batching settings of a server for a latency goal."""
 
 import sys
 import tempfile
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _PROTOCOLS = ("predict", "tensorflow", "v2")
 _PERCENTILES = ("p50", "p95", "p99")
-_IMAGES = 32  # that are sent again and again
-_RANDOM_IMAGE_SIZE = 320  # pixels of images that are made up, each way
+_IMAGES = 32  # which are sent repeatedly
+_RANDOM_IMAGE_SIZE = 320  # height and width of made-up images
 _SERVER_OPTIONS = ("device", "precision", "threads", "plugin")
 
 
@@ -53,7 +53,7 @@ _SERVER_OPTIONS = ("device", "precision", "threads", "plugin")
     },
 )
 def _bench_serve(args: ParsedArgs) -> int:
-    """Search and print; the last line is the command that serves with the setting."""
+    """Search and print; the last line is the command that serves with the chosen settings."""
     args.refuse_problems()
     for flag, known in (("--protocol", _PROTOCOLS), ("--percentile", _PERCENTILES)):
         if args[flag] not in known:
@@ -95,7 +95,7 @@ def _bench_serve(args: ParsedArgs) -> int:
 
 
 def _write_images(args: ParsedArgs, folder: Path) -> list[str]:
-    """Files of the images to send: those named, else the run's own, else made up."""
+    """Files of the images to send: the named ones, else the run's own, else made-up ones."""
     from phalanx.client.images import collect_files, collect_validation
 
     limits = args.read_source_options().limits
@@ -172,7 +172,7 @@ _COLUMNS: "dict[str, Callable[[ServingPoint], str]]" = {
 
 
 def _print_search(search: "ServingSearch") -> None:
-    """A row for each setting, with as many connections as keep the goal; then the choice."""
+    """Print a row for each setting, with the most connections that keep the goal; the choice."""
     job, chosen = search.job, search.confirmed
     size = f" of {format_plural(job.batch_size, 'image')}" * (job.batch_size > 1)
     print(

@@ -1,4 +1,4 @@
-"""`phalanx bench --spec`: the benchmarks of a file, with a table of what they found."""
+"""`phalanx bench --spec`: runs the benchmarks of a file and prints their results as a table."""
 
 import sys
 import time
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from phalanx.benchmarks.schema import BenchmarkVariant, Selection
 
 _REWRITE_S, _LOG_S = 0.5, 30.0  # between two lines of progress, on a terminal and in a log
-_MOST_SAID = 60  # characters of what a command said last
+_LAST_LINE_SHOWN = 60  # characters of the last line that a command has printed
 
 
 @command(
@@ -79,7 +79,7 @@ _MOST_SAID = 60  # characters of what a command said last
     },
 )
 def _run(args: ParsedArgs) -> int:
-    """Read the files, check what is asked for, then run or list it."""
+    """Read the files, check the selection, then run or list it."""
     args.refuse_problems()
     selection = _read_selection(args)
     timeout_s = args.read_positive("--timeout", "seconds") if args["--timeout"] else None
@@ -121,7 +121,7 @@ def _read_selection(args: ParsedArgs) -> "Selection":
 
 
 def _find_own_command(words: Sequence[str]) -> tuple[Command, Sequence[str]] | None:
-    """The command of ours that the words are for, and what follows it; None for other programs."""
+    """The Phalanx command that the words name, and the words after it; None for other programs."""
     from phalanx.cli.main import find_command, load_command
 
     name, rest = find_command(words[1:])
@@ -131,9 +131,9 @@ def _find_own_command(words: Sequence[str]) -> tuple[Command, Sequence[str]] | N
 
 
 def _list_options(words: Sequence[str]) -> frozenset[str]:
-    """What can be set in a command line: nothing is known of other programs.
+    """The options of a command line; empty for other programs.
 
-    Of one that `launch` or mpirun starts, it is what can be set in that.
+    If it starts another command by `launch` or mpirun, the options are those of that one.
     """
     from phalanx.benchmarks.command_line import get_program
 
@@ -145,7 +145,7 @@ def _list_options(words: Sequence[str]) -> frozenset[str]:
 
 
 def _check_settings(selection: "Selection", variants: "list[BenchmarkVariant]") -> None:
-    """Refuse what is set and no command has; note what only some have."""
+    """Raise ConfigError for an option that no command has; note those that only some have."""
     problems = []
     for name, text in selection.settings:
         without = [variant for variant in variants if name in variant.left_out]
@@ -181,7 +181,7 @@ def _list_variants(args: ParsedArgs, variants: "list[BenchmarkVariant]") -> int:
 
 
 def _print_commands(rows: "list[tuple[BenchmarkVariant, str]]") -> None:
-    """The benchmarks with their descriptions, a command a variant, and a line at the end."""
+    """Print the benchmarks with their descriptions and commands, and a line with their number."""
     described = ""
     for variant, problem in rows:
         benchmark = variant.benchmark
@@ -199,13 +199,13 @@ def _print_commands(rows: "list[tuple[BenchmarkVariant, str]]") -> None:
 
 
 def check_command(words: Sequence[str]) -> str:
-    """What is wrong with a command of ours, as far as it is known without its data and devices."""
+    """What is wrong with a Phalanx command, as far as it shows without its data and devices."""
     found = _find_own_command(words)
     if found is None:
         named = " ".join(words[1:3])
         return f"no command is called {named!r}" if words[0] == "phalanx" else ""
     chosen, rest = found
-    if chosen.takes_command:  # and takes its words apart itself
+    if chosen.takes_command:  # it parses its words itself
         return ""
     try:
         args = parse_args(chosen, rest)
@@ -218,7 +218,7 @@ def check_command(words: Sequence[str]) -> str:
 
 
 def _plan_command(args: ParsedArgs) -> None:
-    """Raise what `phalanx plan` would, for a command that trains or scores."""
+    """Raise the errors that `phalanx plan` would raise for a command that trains or scores."""
     from phalanx.assemble.dataset_summary import plan_new_run
     from phalanx.config.read import read_settings
 
@@ -238,7 +238,7 @@ def _plan_command(args: ParsedArgs) -> None:
     from phalanx.cli.validate import read_target_name
 
     target = read_target_name(args)
-    if "$" in target:  # a run that is known where the command runs
+    if "$" in target:  # a run whose path is known only when the command runs
         return
     for size in read_batch_sizes(args):
         untrained = read_untrained_settings(
@@ -258,7 +258,7 @@ def _run_all(
     timeout_s: float | None,
     specs: tuple[str, ...],
 ) -> "SpecRun":
-    """Run the commands; a signal ends the one that is at work, and keeps what is done."""
+    """Run the commands; a signal ends the one that is running, and keeps the results so far."""
     from phalanx.benchmarks.results import write_results
     from phalanx.benchmarks.runner import RunObserver, run_variants
 
@@ -297,7 +297,7 @@ def _run_all(
 def _start_run(
     args: ParsedArgs, variants: "list[BenchmarkVariant]", folder: Path, specs: tuple[str, ...]
 ) -> "SpecRun":
-    """A run without results, or the one that was stopped in the same folder."""
+    """A run without results yet, or the one in the same folder that was stopped."""
     from phalanx.benchmarks.results import SpecRun, read_results
     from phalanx.benchmarks.runner import find_difference
     from phalanx.report.environment import collect_environment
@@ -318,14 +318,14 @@ def _start_run(
 
 
 def _describe_progress(progress: "BenchmarkProgress") -> str:
-    """How far the benchmarks are, in a line."""
-    said = f": {progress.last_line[:_MOST_SAID]}" if progress.last_line else ""
+    """The progress of the benchmarks, on one line."""
+    said = f": {progress.last_line[:_LAST_LINE_SHOWN]}" if progress.last_line else ""
     elapsed = format_seconds(progress.elapsed_s)
     return f"[{progress.number}/{progress.count}] {progress.variant}, {elapsed}{said}"
 
 
 def _describe_result(result: "VariantResult") -> str:
-    """How a benchmark ended, in a line."""
+    """How a benchmark ended, on one line."""
     from phalanx.benchmarks.results import format_rate
 
     parts = [f"{result.variant}: "]
@@ -336,10 +336,10 @@ def _describe_result(result: "VariantResult") -> str:
 
 
 def _print_table(run: "SpecRun", folder: Path) -> None:
-    """All results in columns, and where they are kept."""
+    """Print all results in columns, and the files they are in."""
     from phalanx.benchmarks.results import RESULTS, build_table
 
-    cells = build_table(run.results, with_reasons=False)  # each was told as it ended
+    cells = build_table(run.results, with_reasons=False)  # each was printed when it ended
     print("", *align_columns(cells, left=[0, len(cells[0]) - 1]), sep="\n")
     counts = Counter(result.result for result in run.results)
     print(", ".join(f"{count} {word}" for word, count in counts.items()), end="")

@@ -1,4 +1,4 @@
-"""What benchmarks have found, as a table."""
+"""Prints the results of benchmarks as a table."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ _TURNS = {"train": "step", "infer": "batch"}
 
 
 def _format_rate(rate: float | None) -> str:
-    """Images a second, with decimals where there are few."""
+    """Images per second, with decimals if there are few."""
     if rate is None:
         return _NONE
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
@@ -48,7 +48,7 @@ _COLUMNS: dict[str, Callable[["BenchResult"], str]] = {
 
 
 def print_results(results: "Sequence[BenchResult]", *, model: str) -> None:
-    """A row for each; columns that nobody fills are left out."""
+    """Print a row for each result; empty columns are left out."""
     first = results[0]
     name = model if first.name == model else f"{first.name}: {model}"
     devices = format_plural(first.devices, "device")

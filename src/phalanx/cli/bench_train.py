@@ -1,4 +1,4 @@
-"""`phalanx bench train` and `phalanx bench infer`: images/s, and whether to believe them."""
+"""`phalanx bench train` and `phalanx bench infer`: images/s, and whether they are reliable."""
 
 import json
 import sys
@@ -119,11 +119,11 @@ def _bench_infer(args: ParsedArgs) -> int:
     return run_on_ranks(args, lambda: _prepare_inference(args))
 
 
-# --- what is to be measured ---
+# --- what to measure ---
 
 
 class _Measurement(NamedTuple):
-    """One of a benchmark's."""
+    """One measurement of a benchmark."""
 
     label: str
     data: str
@@ -132,7 +132,7 @@ class _Measurement(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Benchmark:
-    """Measurements to be made one after the other, checked without torch."""
+    """Measurements to make one after the other, checked without torch."""
 
     kind: str
     name: str
@@ -142,7 +142,7 @@ class _Benchmark:
     config: "Config"
 
     def run(self, ranks: "Ranks | None" = None) -> int:
-        """Measure and print; where there are ranks, all measure, and one prints."""
+        """Measure and print; all ranks measure, and the first prints."""
         from phalanx.bench.bottleneck import find_bottlenecks
         from phalanx.bench.measurement import BenchJob
 
@@ -166,7 +166,7 @@ class _Benchmark:
                     done=partial(show, label),
                 )
                 results.append(measure(job, ranks))
-        finally:  # one that fails takes nothing from those before it
+        finally:  # if one fails, the results so far are still printed
             results = find_bottlenecks(results)
             if prints:
                 progress.end()
@@ -203,7 +203,7 @@ def _read_timing(args: ParsedArgs) -> "Timing":
 
 
 def _read_inputs(args: ParsedArgs, config: "Config") -> list[str]:
-    """The kinds of data that are asked for; as the config has it, where none are."""
+    """The kinds of data to measure with; the config's own if none is given."""
     own = config.data.data if config.data.data in _RANDOM_KINDS else _REAL
     flag, text = read_random_data_kind(args), args["--inputs"]
     if flag and text:
@@ -226,7 +226,7 @@ def _read_inputs(args: ParsedArgs, config: "Config") -> list[str]:
 
 
 def _prepare_training(args: ParsedArgs) -> _Benchmark:
-    """Training to be measured with each kind of data."""
+    """The measurements of training, one for each kind of data."""
     settings = args.read_settings()
     if settings.missing:
         raise ConfigError(settings.missing)
@@ -278,7 +278,7 @@ def _measure_training(
 
 
 def _prepare_inference(args: ParsedArgs) -> _Benchmark:
-    """Inference to be measured in batches of each size, with each kind of data."""
+    """The measurements of inference, one for each batch size and kind of data."""
     args.refuse_problems()
     args.load_plugins()
     _read_timing(args)

@@ -1,4 +1,4 @@
-"""What a command is, and how its arguments are parsed: argparse, filled from the schema."""
+"""Commands and their arguments, which argparse parses; options come from the schema."""
 
 import argparse
 import json
@@ -30,12 +30,11 @@ _WORD_LISTS = (
     "sharding-exclude-filter",
     "sharding-include-filter",
 )
-_NUMBER = re.compile(
-    r"\[?(\d+:)?\.?\d[\d./]*(e-?\d+)?(ep|st|%)?\]?,?", re.IGNORECASE
-)  # or a length of training, or a size and until when images have it
+# a number, a length of training such as 5ep, or a size of images and when it ends: 128:30%
+_NUMBER = re.compile(r"\[?(\d+:)?\.?\d[\d./]*(e-?\d+)?(ep|st|%)?\]?,?", re.IGNORECASE)
 _MOST_DIGITS = 18  # of a whole number
 LIMIT_OPTIONS = ("max-file-mib", "max-pixels")  # of every command that reads images
-LAYOUT_OPTIONS = ("valid-split", "class-from", "labels", "listing-rule")  # ... that finds them
+LAYOUT_OPTIONS = ("valid-split", "class-from", "labels", "listing-rule")  # ... that lists them
 MODEL_OPTIONS = tuple(
     option.name
     for option in OPTIONS.values()
@@ -59,7 +58,7 @@ class Argument:
 
     @property
     def shown(self) -> str:
-        """What help calls it."""
+        """Its name in the help."""
         return self.metavar or (self.name if self.name.startswith("-") else self.name.upper())
 
 
@@ -126,7 +125,7 @@ class ParsedArgs:
         return number
 
     def read_source_options(self) -> "SourceOptions":
-        """How data is to be understood, for a command that reads no other config."""
+        """How to read the data, for a command that reads no other config."""
         from phalanx.assemble.dataset_summary import build_layout_options, build_read_limits
         from phalanx.config.read import merge_layers, read_flags
         from phalanx.data.convert.source_splits import SourceOptions
@@ -143,7 +142,7 @@ class ParsedArgs:
         )
 
     def load_plugins(self) -> None:
-        """Import what --plugin names; for commands that look into the tables themselves."""
+        """Import what --plugin names; for commands that read the tables themselves."""
         if "plugin" in self.flags:
             load_plugins(self.flags["plugin"])
 
@@ -153,7 +152,7 @@ class ParsedArgs:
             raise ConfigError("\n".join(self.problems))
 
     def print_result(self, facts: Any, print_text: Callable[[], None]) -> None:
-        """Print plain values as JSON where --json is given, else what `print_text` prints."""
+        """Print plain values as JSON if --json was given, else call `print_text`."""
         if self["--json"]:
             print(json.dumps(facts, indent=2))
         else:
@@ -194,10 +193,10 @@ def command(
     examples: dict[str, str],
     takes_command: bool = False,
 ) -> Callable[[_Run], _Run]:
-    """Make a command of the function below it, which may give an exit code.
+    """Make a command of the decorated function, which may return an exit code.
 
     usage: what follows the name. options: those of a run that it takes. examples: command lines,
-    and what each does. takes_command: it gets its words as they are, and takes them apart itself.
+    and what each does. takes_command: it gets its words unparsed, as they contain another command.
     """
 
     def register(run: _Run) -> _Run:
@@ -213,12 +212,12 @@ class _Parser(argparse.ArgumentParser):
     """argparse that raises its errors."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of leaving the process."""
+        """Raise ConfigError instead of exiting."""
         raise ConfigError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
 def parse_args(command: Command, argv: Sequence[str]) -> ParsedArgs:
-    """Parse a command's words; unknown flags become problems, so that all are reported together."""
+    """Parse a command's words; unknown flags become problems, which are reported together."""
     spellings = {old: name for old, name in SPELLINGS.items() if name in command.options}
     own = argv[: argv.index("--")] if "--" in argv else argv
     words = _join_lists(command, spellings, own)
@@ -238,9 +237,9 @@ def parse_args(command: Command, argv: Sequence[str]) -> ParsedArgs:
 def _split_off_unknown(
     command: Command, spellings: Mapping[str, str], argv: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """The words argparse will understand, and a line for each flag it would not.
+    """The words that argparse understands, and a problem for each other flag.
 
-    An unknown flag takes its value along: otherwise the value would pass for a preset's name.
+    The value of an unknown flag is dropped, too: it would be taken for a preset's name.
     """
     flags = {a.name for a in command.arguments if a.name.startswith("--")}
     flags |= {f"--{spelling}" for spelling in spellings}
@@ -264,7 +263,7 @@ def _split_off_unknown(
         elif skip and not re.match("--|-[a-zA-Z]", word):
             skip = False
         elif _is_negative(word) and known and known[-1] in flags:
-            known[-1] += f"={word}"  # argparse would take -1e-3 for a flag
+            known[-1] += f"={word}"  # argparse would read -1e-3 as a flag
         else:
             known.append(word)
             skip = False
@@ -274,9 +273,9 @@ def _split_off_unknown(
 
 
 def _join_lists(command: Command, spellings: Mapping[str, str], argv: Sequence[str]) -> list[str]:
-    """The words with each list in one piece: `--lr-epoch-decay 2 4` is 2,4.
+    """The words with each list as one word: `--lr-epoch-decay 2 4` becomes 2,4.
 
-    A list takes the words that follow it while they could be items of it.
+    A list includes the words after it as long as they could be items.
     """
     lists = {f"--{spelling}": name for spelling, name in spellings.items() if name in _LISTS}
     lists |= {a.name: a.name for a in command.arguments if a.items}
@@ -294,7 +293,7 @@ def _join_lists(command: Command, spellings: Mapping[str, str], argv: Sequence[s
 
 
 def _is_item(word: str, name: str) -> bool:
-    """Whether the word, perhaps with a bracket or a comma, could go on with a list."""
+    """Whether the word, perhaps with a bracket or a comma, could be an item of a list."""
     if name == "plugin":
         return word.rstrip(",").isidentifier() and not is_preset(word) and has_module(word)
     if name in _WORD_LISTS:  # a preset or a file is what the command is about

@@ -1,4 +1,4 @@
-"""What is left after all known mistakes: bugs of our own, whose traceback goes into a file."""
+"""Errors that nothing else has caught: bugs, whose traceback is written to a file."""
 
 import os
 import re
@@ -57,15 +57,15 @@ def report_bugs(folder: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def report_rank_errors(world: World, folder: Path | None) -> Iterator[None]:
-    """A block of one rank: what fails there is told with the rank, its host and its traceback."""
+    """Context whose errors are reported with the rank, its host and the file of the traceback."""
     try:
         with report_bugs(folder):
             yield
     except (DivergedError, NetworkError):
-        raise  # of all ranks, or with the rank in it
+        raise  # concerns all ranks, or names the rank
     except (UserError, Bug) as failure:
         where = f"rank {world.rank} of {world.size} on {socket.gethostname()}"
-        if isinstance(failure, UserError):  # a bug says it itself
+        if isinstance(failure, UserError):  # a bug already names its traceback
             name = f"{_NAME}-rank-{world.rank}"
             with suppress(OSError):  # the disk may be what the failure is about
                 path = _write(_format_traceback(failure), _find_lasting_folder(folder), name)
@@ -146,7 +146,7 @@ def _format_traceback(error: BaseException) -> str:
 
 
 def _make_bug(error: Exception, folder: Path | None) -> Bug:
-    """The error as one line; its traceback is written down."""
+    """The bug as one line that says where the traceback is."""
     return Bug(
         "this is a bug in Phalanx or in a plugin, not a mistake of yours: "
         f"{_describe_kind(error)}. Please report it, with the command line and the traceback, "
@@ -164,7 +164,7 @@ def _write_traceback(error: Exception, folder: Path | None) -> str:
 
 
 def _write(text: str, folder: Path | None, name: str = _NAME) -> Path:
-    """Write a traceback; its path."""
+    """Write a traceback, and return its path."""
     data = text.encode(errors="backslashreplace")
     if folder is not None and folder.is_dir():
         try:

@@ -1,4 +1,4 @@
-"""`phalanx data list | fetch | show`: what lies where, a download, the batch of a step."""
+"""`phalanx data list | fetch | show`: what is in a folder, a download, the batch of a step."""
 
 import math
 import os
@@ -50,10 +50,10 @@ def _list_data(args: ParsedArgs) -> None:
 
 
 def _find_listed_folder(args: ParsedArgs, source_options: "SourceOptions") -> Path:
-    """The folder to look into: the one that is named, else that of the file of labels."""
+    """The folder to search: the named one, else that of the file of labels."""
     if args["dir"]:
         return expand_home(args["dir"])
-    if source_options.layout.labels is not None:  # paths in it are counted from there
+    if source_options.layout.labels is not None:  # whose paths are relative to its folder
         return expand_home(source_options.layout.labels).absolute().parent
     flag = next(iter(args.flags))
     raise ConfigError(f"--{flag}: say which folder: phalanx data list DIR --{flag} ...")
@@ -72,7 +72,7 @@ def _describe_formats() -> list[dict[str, Any]]:
 
 
 def _describe_datasets(root: Path, source_options: "SourceOptions") -> list[dict[str, Any]]:
-    """What lies in a folder, with counts and classes; nothing there is a mistake."""
+    """The datasets in a folder, with counts and classes; DataError if there are none."""
     from phalanx.data.formats.detect import describe_no_dataset, detect_datasets
 
     found = detect_datasets(root, source_options.layout)
@@ -89,7 +89,7 @@ def _describe_datasets(root: Path, source_options: "SourceOptions") -> list[dict
 
 
 def _describe_dataset(data: str, folder: Path, source_options: "SourceOptions") -> dict[str, Any]:
-    """The images and classes of a set; what is wrong with a split stands in place of its count."""
+    """The images and classes of a dataset; for a split with an error, the error."""
     from phalanx.data.formats.detect import count_ignored, describe_data_layout, describe_files
     from phalanx.data.formats.sources import DATA_FORMATS, open_format
 
@@ -115,7 +115,7 @@ def _describe_dataset(data: str, folder: Path, source_options: "SourceOptions") 
 
 
 def _print_datasets(rows: list[dict[str, Any]]) -> None:
-    """What lies in a folder, a line for each set and one for each thing wrong with it."""
+    """Print the datasets in a folder, each with its problems."""
     from phalanx.data.layouts.image_files import describe_ignored
 
     for row in rows:
@@ -132,7 +132,7 @@ def _print_datasets(rows: list[dict[str, Any]]) -> None:
 
 
 def _print_formats(rows: list[dict[str, Any]]) -> None:
-    """The formats as a table."""
+    """Print the formats as a table."""
     from rich.console import Console
     from rich.table import Table
 
@@ -160,7 +160,7 @@ def _print_formats(rows: list[dict[str, Any]]) -> None:
     },
 )
 def _fetch_data(args: ParsedArgs) -> None:
-    """Make sure a set is here, and say where."""
+    """Find or download a dataset, and print where it is."""
     args.refuse_problems()
     from phalanx.data.fetch import PUBLISHED_FILES, fetch_dataset
 

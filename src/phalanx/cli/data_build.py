@@ -105,12 +105,12 @@ def _read_required(args: ParsedArgs, name: str) -> str:
 
 
 def read_number(args: ParsedArgs, flag: str) -> int | None:
-    """A whole number within its limits; None where it is not given."""
+    """A whole number within its limits; None if it is not given."""
     return None if args[flag] is None else args.read_int(flag, *_LIMITS[flag])
 
 
 def _read_share(text: str | None) -> str | None:
-    """A count or a share as it was typed; raises ConfigError for what is neither."""
+    """A count or a share, as typed; ConfigError for anything else."""
     try:
         if text is not None:
             parse_share(text, 100)
@@ -120,7 +120,7 @@ def _read_share(text: str | None) -> str | None:
 
 
 def _print_results(out: str, splits: dict[str, dict[str, Any]], elapsed: float) -> None:
-    """What was done, and which images were left out."""
+    """Print what was done, and which images were left out."""
     for split, result in splits.items():
         written, encoded = result["written"], result["encoded"]
         parts = [f"{format_count(written - encoded)} copied byte for byte"]

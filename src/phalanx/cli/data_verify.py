@@ -1,4 +1,4 @@
-"""`phalanx data verify`: check every image and say what is wrong."""
+"""`phalanx data verify`: checks every image and reports what is wrong."""
 
 import sys
 import time
@@ -37,7 +37,7 @@ _SHOWN = 5
     },
 )
 def _verify_data(args: ParsedArgs) -> int:
-    """Check every image; the exit code is 0 when nothing is wrong."""
+    """Check every image; the exit code is 0 if nothing is wrong."""
     args.refuse_problems()
     from phalanx.data.verify.manifest import save_manifest
     from phalanx.data.verify.verify import verify_dataset
@@ -62,7 +62,7 @@ def _verify_data(args: ParsedArgs) -> int:
 
 
 def _read_output_path(text: str | None) -> Path | None:
-    """Where the page goes; None where none is asked for."""
+    """The path of the page; None if no page was asked for."""
     if text is None:
         return None
     path = expand_home(text)
@@ -74,7 +74,7 @@ def _read_output_path(text: str | None) -> Path | None:
 def _write_page(
     out: Path, root: Path, result: "VerifyResult", source_options: "SourceOptions"
 ) -> None:
-    """The page with pictures of what was found."""
+    """Write the page with pictures of what was found."""
     from phalanx.data.convert.source_splits import find_source_splits
     from phalanx.data.formats.decode import BadImage, Pixels
     from phalanx.report.verify_page import write_verify_page
@@ -91,7 +91,7 @@ def _write_page(
 
 
 def _print_result(result: "VerifyResult", elapsed: float, out: Path | None) -> None:
-    """The findings as a table, and the first of each kind by name."""
+    """Print the findings as a table, and the first of each kind by name."""
     from rich.console import Console
     from rich.table import Table
 
@@ -126,7 +126,7 @@ def _print_result(result: "VerifyResult", elapsed: float, out: Path | None) -> N
 
 
 def _print_first(kind: str, lines: list[str]) -> None:
-    """The first few lines of one kind of finding."""
+    """Print the first few lines of one kind of finding."""
     if not lines:
         return
     print(f"\n{kind}:")
@@ -136,7 +136,7 @@ def _print_first(kind: str, lines: list[str]) -> None:
 
 
 def _describe_group(group: list["ImageLocation"]) -> str:
-    """Images that are the same in one line."""
+    """A group of equal images, on one line."""
     names = " = ".join(image.name for image in group[:_SHOWN])
     more = f" and {len(group) - _SHOWN:,} more" if len(group) > _SHOWN else ""
     labels = sorted({image.label for image in group})

@@ -1,4 +1,4 @@
-"""`phalanx doctor`: what this machine has, and what is missing, with the line that installs it."""
+"""`phalanx doctor`: what this machine has, and what is missing, with the command to install it."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.errors import ConfigError
-from phalanx.units import format_bytes
+from phalanx.units import format_bytes, format_plural
 
 _PACKAGES = {  # import name: (package, what for, can Phalanx train without it)
     "torch": ("torch", "everything", False),
@@ -46,7 +46,7 @@ _ENOUGH_DISK = 2 * 2**30
 
 @dataclass(frozen=True)
 class _Check:
-    """One thing checked."""
+    """The result of one check."""
 
     what: str
     found: str
@@ -62,7 +62,7 @@ class _Check:
     examples={"phalanx doctor": "before the first run on a new machine"},
 )
 def _run(args: ParsedArgs) -> int:
-    """Check the machine; the code is 1 when something Phalanx needs is missing."""
+    """Check the machine; the exit code is 1 if something that Phalanx needs is missing."""
     args.refuse_problems()
     checks = [
         *(_check_python(), *_check_packages(), *_check_extras()),
@@ -82,7 +82,7 @@ def _run(args: ParsedArgs) -> int:
 
 
 def _check_python() -> _Check:
-    """The interpreter."""
+    """The version of Python."""
     version = ".".join(map(str, sys.version_info[:3]))
     enough = sys.version_info >= (3, 11)
     remedy = "" if enough else "install Python 3.11 or later"
@@ -90,11 +90,11 @@ def _check_python() -> _Check:
 
 
 def _check_packages() -> Iterator[_Check]:
-    """Every package Phalanx imports: whether it is there and can be imported."""
+    """Every package that Phalanx imports: whether it can be imported."""
     for name, (package, purpose, optional) in _PACKAGES.items():
         try:
             import_module(name)
-        except (ImportError, OSError) as error:  # OSError: a library behind it does not load
+        except (ImportError, OSError) as error:  # OSError: a shared library does not load
             state = "note" if optional else "missing"
             yield _Check(package, f"{error} ({purpose})", state, f"pip install {package}")
         else:
@@ -102,7 +102,7 @@ def _check_packages() -> Iterator[_Check]:
 
 
 def _check_extras() -> Iterator[_Check]:
-    """What is installed only by those who want it, and what each is for."""
+    """The optional packages, and what each is for."""
     for name, (module, package, purpose) in _EXTRAS.items():
         what = f"extra {name}"
         if find_spec(module) is None:
@@ -125,7 +125,7 @@ def _check_devices() -> Iterator[_Check]:
     from phalanx.plan.machine import count_cores, count_threads
 
     cores = count_cores()
-    yield _Check("cpu", f"{cores} core{'s' * (cores != 1)}", "ok")
+    yield _Check("cpu", format_plural(cores, "core"), "ok")
     try:
         yield _check_threads(count_threads(), cores)
     except ConfigError as error:
@@ -147,7 +147,7 @@ def _check_devices() -> Iterator[_Check]:
 
 
 def _check_threads(threads: int, cores: int) -> _Check:
-    """How many threads torch will use, and what happens where two processes share the cores."""
+    """How many threads torch will use, with a warning about several processes at once."""
     named = os.environ.get("OMP_NUM_THREADS", "").strip() == str(threads)
     source = "from OMP_NUM_THREADS" if named else "one per core"
     found = f"{threads} per process ({source}; --threads N sets another number)"
@@ -165,7 +165,7 @@ def _check_threads(threads: int, cores: int) -> _Check:
 
 
 def _check_space() -> Iterator[_Check]:
-    """Memory and disk."""
+    """Free memory and disk space."""
     size, whole = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
     known = "SC_AVPHYS_PAGES" in os.sysconf_names  # macOS has no such number
     free = f"{format_bytes(os.sysconf('SC_AVPHYS_PAGES') * size)} free of " if known else ""

@@ -1,4 +1,4 @@
-"""`phalanx find`: a learning rate, and the micro-batch a device holds, by real steps."""
+"""`phalanx find`: a learning rate, or the micro-batch that fits a device, by real steps."""
 
 import io
 from math import log10
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from phalanx.bench.batch_size_finder import BatchSizes, BatchSizeTrial
     from phalanx.bench.lr_finder import LrSweep
 
-_PLOT_WIDTH, _PLOT_HEIGHT = 60, 10  # in letters
+_PLOT_WIDTH, _PLOT_HEIGHT = 60, 10  # in characters
 _HIGHEST_LOSS = 1.25  # shown in plots, times the first loss
 _COLORS = {"pale": "#bcd2ec", "line": "#2563b0", "mark": "#d9650b"}  # on white paper
 
@@ -46,7 +46,7 @@ _COLORS = {"pale": "#bcd2ec", "line": "#2563b0", "mark": "#d9650b"}  # on white 
 def _find_lr(args: ParsedArgs) -> None:
     """Sweep the learning rate and print what it suggests."""
     settings = args.read_settings()
-    if settings.missing:  # a rate for random weights is none for those that are finetuned
+    if settings.missing:  # a rate for random weights does not suit weights to be finetuned
         raise ConfigError(settings.missing)
     low, high = (args.read_positive(flag, "a learning rate above 0") for flag in ("--from", "--to"))
     if low >= high:
@@ -70,7 +70,7 @@ def _find_lr(args: ParsedArgs) -> None:
 
 
 def _print_sweep(sweep: "LrSweep", *, total: int) -> None:
-    """The curve, and what it suggests."""
+    """Print the curve, and the suggested rate."""
     for line in _draw_text(sweep):
         print(line)
     for name, text in _describe_sweep(sweep, total=total):
@@ -78,7 +78,7 @@ def _print_sweep(sweep: "LrSweep", *, total: int) -> None:
 
 
 def _read_output_path(text: str | None) -> Path | None:
-    """Where the plot goes, refused before any work is done for it."""
+    """The path of the plot; ConfigError before any work if it cannot be written."""
     if text is None:
         return None
     out = Path(text)
@@ -108,7 +108,7 @@ def _describe_sweep(sweep: "LrSweep", *, total: int) -> list[tuple[str, str]]:
 
 
 def _draw_text(sweep: "LrSweep") -> list[str]:
-    """The smoothed loss over the rate, in letters; the suggested rate is marked below."""
+    """The smoothed loss over the rate, as text; the suggested rate is marked below."""
     count = len(sweep.smooth)
     if not count:
         return []
@@ -145,7 +145,7 @@ def _write_plot(out: Path, sweep: "LrSweep", *, title: str) -> None:
 
 
 def _draw_page(sweep: "LrSweep", *, title: str) -> str:
-    """A page that needs no other file."""
+    """The curve as a self-contained page."""
     from phalanx.report.html import render_html
     from phalanx.report.plots import PALE_COLOR, TRAIN_COLOR, VALID_COLOR, draw_svg
 
@@ -162,7 +162,7 @@ def _draw_page(sweep: "LrSweep", *, title: str) -> str:
 
 
 def _draw_png(sweep: "LrSweep", *, title: str) -> bytes:
-    """The curve with its marks, as a file's content."""
+    """The curve with its marks, as the bytes of a PNG file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained", dpi=120)
@@ -175,7 +175,7 @@ def _draw_png(sweep: "LrSweep", *, title: str) -> bytes:
 
 
 def _paint_curve(axes: Any, sweep: "LrSweep", ink: dict[str, str]) -> None:
-    """The loss of every step over the rate, smoothed too, and the suggested rate."""
+    """Draw the loss of every step over the rate, the smoothed loss, and the suggested rate."""
     shown = len(sweep.smooth)
     axes.plot(sweep.rates, sweep.losses, color=ink["pale"], lw=0.8, label="each step")
     axes.plot(sweep.rates[:shown], sweep.smooth, color=ink["line"], lw=1.6, label="smoothed")
@@ -208,7 +208,7 @@ def _paint_curve(axes: Any, sweep: "LrSweep", ink: dict[str, str]) -> None:
     },
 )
 def _find_batch_size(args: ParsedArgs) -> None:
-    """Try sizes and print what fits, what is fastest and what to take."""
+    """Try sizes; print the largest that fits, the fastest and the suggested one."""
     settings = args.read_settings()
     most = args.read_int("--most", 2)
     seconds = args.read_positive("--seconds", "a number up to 600", high=600)
@@ -234,7 +234,7 @@ def _find_batch_size(args: ParsedArgs) -> None:
 
 
 def _print_sizes(sizes: "BatchSizes", settings: Settings) -> None:
-    """What the table means."""
+    """Print the conclusions from the table."""
     at_most = sizes.largest == sizes.most
     end = "the limit of --most; more may fit" if at_most else f"within 1/16, on {sizes.device}"
     fastest = sizes.fastest

@@ -1,4 +1,4 @@
-"""Help to look at: usage, arguments, options by section, real examples."""
+"""The help page of a command: usage, arguments, options by section, examples."""
 
 import sys
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def show_command_help(command: Command, words: Sequence[str]) -> None:
 
 
 def _find_model(words: Sequence[str]) -> str | None:
-    """The model that --model names among a command's words, by its name of today."""
+    """The model that --model names among a command's words, by its current name."""
     plugins, model = _find_flag(words, "plugin"), _find_flag(words, "model")
     if plugins:
         load_plugins(plugins)
@@ -52,7 +52,7 @@ def _find_model(words: Sequence[str]) -> str | None:
 
 
 def _find_flag(words: Sequence[str], name: str) -> str:
-    """The value of a flag, written with a space or an equals sign; empty where there is none."""
+    """The value of a flag, after a space or an equals sign; empty if the flag is not given."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word == f"--{name}":
             return following
@@ -62,7 +62,7 @@ def _find_flag(words: Sequence[str], name: str) -> str:
 
 
 def _list_model_defaults(model: str) -> list[tuple[str, str, str]]:
-    """What the options that a model decides are for this one."""
+    """The values of the options whose default depends on the model."""
     variant = MODELS[model]
     values: dict[str, object] = {
         "image-size": f"{variant.image_size} for photographs; small images keep their own",
@@ -85,7 +85,7 @@ def _print_options(console: Console, options: list[Option]) -> None:
 
 
 def _describe_default(option: Option) -> str:
-    """What is used when the option is not given."""
+    """What is used if the option is not given."""
     if option.auto:
         return option.auto
     if isinstance(option.default, bool):
@@ -94,7 +94,7 @@ def _describe_default(option: Option) -> str:
 
 
 def _print_rows(console: Console, heading: str, rows: list[tuple[str, str, str]]) -> None:
-    """A titled table whose columns line up with the other sections'; defaults are dimmed."""
+    """Print a table with a heading; its columns align with other sections', defaults are dimmed."""
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False, expand=True)
     table.add_column(width=2)
     table.add_column(style="cyan", no_wrap=True, width=30)

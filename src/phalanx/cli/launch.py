@@ -1,4 +1,4 @@
-"""`phalanx launch`: a command on the ranks of one host or many, by another launcher."""
+"""`phalanx launch`: starts a command on ranks of one or several hosts, by another launcher."""
 
 import os
 import shlex
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # commands that ranks can run
 _INNER = ("train", "validate", "bench train", "bench infer", "bench overhead", "bench determinism")
 _TRAIN = ("train", "bench train")
-_ALONE = ("bench overhead", "bench determinism")  # these measure one device
+_ALONE = ("bench overhead", "bench determinism")  # which measure one device
 _PORT, _HIGHEST_PORT = 29_500, 65_535  # torchrun's own
 _MOST = 100_000
 
@@ -107,7 +107,7 @@ _MOST = 100_000
     takes_command=True,
 )
 def _run(args: ParsedArgs) -> int:
-    """Check everything, then start the lines, print them, or write a file."""
+    """Check everything, then run the command lines, print them, or write a job file."""
     words = parse_launch_arguments(args.words, os.environ)
     own = parse_args(REGISTERED_COMMANDS["launch"], words.own)
     own.refuse_problems()
@@ -138,21 +138,21 @@ def _run(args: ParsedArgs) -> int:
 
 @dataclass(frozen=True)
 class _InnerCommand:
-    """The command after --, understood."""
+    """The command after --, parsed."""
 
     name: str
     args: ParsedArgs
-    settings: "Settings | None"  # where they are known before it starts
+    settings: "Settings | None"  # if they are known before it starts
 
     @property
     def stages(self) -> int:
-        """The devices that its settings want for each replica."""
+        """The devices of each replica, by its settings."""
         trains = self.name in _TRAIN and self.settings is not None
         return count_stages(self.settings.config) if trains and self.settings else 1
 
     @property
     def device(self) -> str:
-        """What it runs on, as its settings say it."""
+        """The device in its settings or flags."""
         return (
             self.settings.config.machine.device if self.settings else self.flags.get("device", "")
         )
@@ -164,7 +164,7 @@ class _InnerCommand:
 
 
 def _read_inner(words: Sequence[str]) -> _InnerCommand:
-    """The command after --, with its mistakes found as that command finds them."""
+    """The command after --, parsed and checked as it would parse and check itself."""
     pair, first = " ".join(words[:2]), words[0] if words else ""
     name = next((known for known in (pair, first) if known in _INNER), None)
     if name is None:
@@ -188,7 +188,7 @@ def _read_inner(words: Sequence[str]) -> _InnerCommand:
 def _complete_inner(
     inner: _InnerCommand, layout: HostLayout, words: LaunchArguments
 ) -> tuple[str, ...]:
-    """The command's words, with what the options of launch say about it."""
+    """The command's words, with the options that follow from those of launch."""
     added: dict[str, str] = {}
     is_resumed = inner.name == "train" and inner.args["--resume"]
     if inner.name in _TRAIN and not is_resumed:  # a run keeps its replicas
@@ -202,7 +202,7 @@ def _complete_inner(
 
 
 def _choose_launcher(own: ParsedArgs) -> str:
-    """The launcher that is asked for, or the one that belongs here."""
+    """The launcher that was asked for, else srun in a Slurm job, else torchrun."""
     asked = own["--launcher"]
     if asked is None:
         return "srun" if "SLURM_JOB_ID" in os.environ else "torchrun"
@@ -212,7 +212,7 @@ def _choose_launcher(own: ParsedArgs) -> str:
 
 
 def _choose_devices(asked: int | None, option: str, inner: _InnerCommand) -> int:
-    """The devices of a replica: as asked, which its stages must fit, or one for each of these."""
+    """The devices of a replica: as asked, if its stages fit, else one for each stage."""
     if inner.settings is None or inner.name not in _TRAIN:
         return asked or 1
     pipeline = plan_pipeline(inner.settings.config, accumulation=None)
@@ -235,7 +235,7 @@ def _choose_devices(asked: int | None, option: str, inner: _InnerCommand) -> int
 def _read_layout(
     own: ParsedArgs, launcher: str, inner: _InnerCommand, notes: list[str]
 ) -> HostLayout:
-    """How many ranks there are, and on which hosts."""
+    """The number of ranks, and their hosts."""
 
     def number(flag: str) -> int | None:
         return None if own[flag] is None else own.read_int(flag, 1, _MOST)
@@ -284,7 +284,7 @@ def _read_layout(
 
 
 def _count_nodes(own: ParsedArgs, launcher: str) -> int | None:
-    """How many hosts there are where nobody said; a Slurm job knows its own."""
+    """The number of hosts if no option gives it; None outside of a Slurm job that knows it."""
     if launcher != "srun" or own["--write"]:
         return 1
     text = os.environ.get("SLURM_JOB_NUM_NODES", "")
@@ -299,7 +299,7 @@ def _split_ssh_args(text: str) -> list[str]:
 
 
 def _choose_master(own: ParsedArgs, layout: HostLayout) -> tuple[str, int]:
-    """Where torchrun's ranks meet: a name that the other hosts know, too."""
+    """The address and port where torchrun's ranks meet: a name that the other hosts know."""
     first = strip_user(layout.hosts[0]) if layout.hosts else "127.0.0.1"
     alone = (layout.nodes or 1) == 1
     if own["--master-addr"]:
@@ -312,12 +312,12 @@ def _choose_master(own: ParsedArgs, layout: HostLayout) -> tuple[str, int]:
         return first, own.read_int("--master-port", 1, _HIGHEST_PORT, noun="a port")
     if not alone or first != "127.0.0.1":
         return first, _PORT
-    with socket.create_server(("127.0.0.1", 0)) as server:  # another run may have torchrun's own
+    with socket.create_server(("127.0.0.1", 0)) as server:  # another run may use torchrun's own
         return first, int(server.getsockname()[1])
 
 
 def _start(launcher: str, rank_command: RankCommand, *, dry_run: bool) -> int:
-    """Print the lines, or run them until they have ended."""
+    """Print the command lines, or run them to their end."""
     lines = build_launch_lines(launcher, rank_command)
     if dry_run:
         for line in lines:
@@ -328,14 +328,14 @@ def _start(launcher: str, rank_command: RankCommand, *, dry_run: bool) -> int:
     refuse_missing_programs(lines)
     refuse_unreachable(build_probe_lines(rank_command) if launcher == "mpirun" else lines)
     lock = threading.Lock()
-    tags = rank_command.tag_output and launcher == "torchrun"  # the others do it themselves
+    tags = rank_command.tag_output and launcher == "torchrun"  # the others have an option for it
 
     def show(host: str, text: str, is_error: bool) -> None:
         stream = raw_stream(sys.stderr if is_error else sys.stdout)
         with lock:
             try:
                 print(escape_text(f"[{host}] {text}" if tags else text), file=stream, flush=True)
-            except OSError:  # nobody listens any more, and the ranks go on in silence
+            except OSError:  # the output was closed: the ranks continue silently
                 discard_output(stream)
 
     def print_line(text: str) -> None:
@@ -348,7 +348,7 @@ def _start(launcher: str, rank_command: RankCommand, *, dry_run: bool) -> int:
 def _describe_job(
     own: ParsedArgs, inner: _InnerCommand, rank_command: RankCommand, line: str
 ) -> Job:
-    """The job of a file for a scheduler."""
+    """The job to write to a file for a scheduler."""
     kind = own["--write"][0]
     if len(own["--write"]) != 2 or kind not in JOB_FILES:
         raise ConfigError(
@@ -371,7 +371,7 @@ def _describe_job(
 
 
 def _write_file(write: Sequence[str], job: Job) -> None:
-    """Write the file, unless there is one, and say what to do with it."""
+    """Write the file, unless it exists, and print the command that submits it."""
     kind, path = write[0], Path(write[1])
     if path.exists():
         raise ConfigError(f"--write {kind} {path}: exists already; remove it, or name another file")

@@ -1,4 +1,4 @@
-"""The console script: finds the command, runs it, and turns mistakes into a line and a code."""
+"""The console script: finds the command, runs it, and turns errors into a line and an exit code."""
 
 import sys
 from collections.abc import Sequence
@@ -65,9 +65,8 @@ COMMANDS = {  # name: (module, what it does)
 }
 _TAKES_ANY_WORD = ("port",)  # commands whose first word may be anything
 _AGAIN = "run the same command again to continue"
-_GO_ON: dict[
-    str | None, str
-] = {  # commands that a signal may stop at any moment, and how they go on
+# commands that keep what they have when a signal stops them; all others have changed nothing
+_KEPT_WHEN_STOPPED: dict[str | None, str] = {
     "train": f"nothing is lost: {_AGAIN}",
     "average": f"the run's checkpoints are intact: {_AGAIN}",
     "data build": f"what has been built is kept: {_AGAIN}",
@@ -86,12 +85,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt as stop:
             how = f"stopped by {stop}" if isinstance(stop, Interrupted) else "stopped"
             if is_first_rank():
-                _print_error(name, f"{how}; {_GO_ON.get(name, 'nothing was changed')}")
-            return EXIT_STOPPED if name in _GO_ON else EXIT_LEFT_AT_ONCE
+                kept = _KEPT_WHEN_STOPPED.get(name, "nothing was changed")
+                _print_error(name, f"{how}; {kept}")
+            return EXIT_STOPPED if name in _KEPT_WHEN_STOPPED else EXIT_LEFT_AT_ONCE
 
 
 def _run_to_exit_code(name: str | None, words: list[str]) -> int:
-    """Run one command, and turn whatever it raises into a message and a code."""
+    """Run one command, and turn what it raises into a message and an exit code."""
     try:
         with escape_output(), report_bugs():
             return run_command(name, words)
@@ -106,7 +106,7 @@ def _run_to_exit_code(name: str | None, words: list[str]) -> int:
 
 
 def _print_error(name: str | None, message: str) -> None:
-    """Say how a command ended; where nobody can be told, the exit code must do."""
+    """Print how a command ended; if standard error is closed, only the exit code shows it."""
     with suppress(UserError), escape_output():
         print(f"phalanx {name or ''}".rstrip() + f": {message}", file=sys.stderr)
 
@@ -140,7 +140,7 @@ def load_command(name: str) -> "Command":
 
 
 def run_command(name: str | None, words: list[str]) -> int:
-    """Run one command, or show what there is; errors are raised."""
+    """Run one command, or list the commands; errors are raised."""
     if name is None:
         return _show_overview(words)
     command = load_command(name)
@@ -162,11 +162,11 @@ def _find_flags(name: str | None) -> set[str]:
     from phalanx.cli.command import REGISTERED_COMMANDS
 
     command = REGISTERED_COMMANDS.get(name or "")
-    return command.all_names if command else set()  # its own file could not be imported
+    return command.all_names if command else set()  # empty if its own file could not be imported
 
 
 def _show_overview(words: list[str]) -> int:
-    """Print the commands; a word that is none of them is a mistake."""
+    """Print the commands; ConfigError for a word that is not a command."""
     if words == ["--version"]:
         from phalanx import __version__
 

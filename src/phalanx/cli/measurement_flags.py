@@ -22,7 +22,7 @@ RANDOM_DATA_FLAGS = (
 
 
 def read_random_data_kind(args: ParsedArgs) -> str | None:
-    """The kind of noise that is asked for by a flag of its own."""
+    """The kind of noise that --synthetic-data or --generated-data asks for."""
     given = [kind for kind in ("synthetic", "generated") if args[f"--{kind}-data"]]
     if len(given) > 1:
         raise ConfigError("--synthetic-data and --generated-data exclude each other; give one")
@@ -30,13 +30,13 @@ def read_random_data_kind(args: ParsedArgs) -> str | None:
 
 
 def read_batch_sizes(args: ParsedArgs) -> list[str | None]:
-    """The sizes of batches, as text; [None] where no flag gives any."""
+    """The sizes of batches, as text; [None] if no flag gives any."""
     text = args["--batch-size"]
     if text is None:
         return [None]
     sizes = [part.strip() for part in text.strip("[]").split(",")]
     most = OPTIONS["valid-batch-size"].high or math.inf
-    # here, since the config would tell it of --valid-batch-size, too, which means the same
+    # checked here: the config's own message would name --valid-batch-size
     for size in sizes:
         if not size.isdecimal() or len(size) > _MOST_DIGITS or not 1 <= int(size) <= most:
             raise ConfigError(

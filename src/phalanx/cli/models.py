@@ -1,4 +1,4 @@
-"""`phalanx models ls | show`: which models there are, and what each unit of one holds and costs."""
+"""`phalanx models ls | show`: the models, and the parameters and cost of each unit of a model."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -57,13 +57,13 @@ def _list_models(args: ParsedArgs) -> None:
 
 
 def _name_contains(name: str, words: Sequence[str]) -> bool:
-    """Whether every word is part of the model's name, or of one that it had before."""
+    """Whether every word is part of the model's name, or of a former name."""
     names = " ".join([name, *find_old_names(name)]).lower()
     return all(word.lower() in names for word in words)
 
 
 def _describe_model(name: str) -> dict[str, Any]:
-    """What the list says of a model; a plugin's is counted now."""
+    """The facts about a model; those of a plugin's model are counted now."""
     variant = MODELS[name]
     size, units = read_model_sizes().get(name), len(variant.units)
     if size is None:
@@ -83,7 +83,7 @@ def _describe_model(name: str) -> dict[str, Any]:
 
 
 def _print_list(rows: list[dict[str, Any]]) -> None:
-    """The models as a table, family by family."""
+    """Print the models as a table, family by family."""
     families: dict[str, list[tuple[str, ...]]] = {}
     for row in rows:
         cells = (

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from fractions import Fraction
 from math import floor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
 from phalanx.cli.plan_measure import (
@@ -58,9 +58,9 @@ class _Prediction(NamedTuple):
 
     memory: "Memory"
     exchange: "Exchange"
-    stages: "list[StageCost]"  # none where the model is not cut
+    stages: "list[StageCost]"  # empty if the model is not split
     picture: "StepPicture"
-    network: NetworkPrediction | None  # where one was asked for
+    network: NetworkPrediction | None  # if asked for
 
 
 @command(
@@ -108,7 +108,7 @@ def _run(args: ParsedArgs) -> None:
     from phalanx.plan.exchange import count_hosts
 
     settings, plan, dataset = plan_new_run(settings, without_data=True)
-    points = [plan.at(step) for step in _read_steps(args["--at"])]
+    points = [_list_rates(plan, step) for step in _read_steps(args["--at"])]
     end = f"the run ends after {format_plural(plan.total_steps, 'step')}"
     late = [point["step"] for point in points if point["step"] > plan.total_steps]
     if wanted is not None:
@@ -146,7 +146,7 @@ def _run(args: ParsedArgs) -> None:
     for name, text in [*rows, *(describe_run_prediction(measured) if measured else [])]:
         print(f"{name:<14}{text}")
     for point in points:
-        scale = "automatic, from " * bool(point["automatic"]) + f"{point['loss_scale']:g}"
+        scale = "automatic, from " * point["automatic"] + f"{point['loss_scale']:g}"
         note = f"; {end}" * (point["step"] in late)
         rate = f"learning rate {point['lr']:g}, loss scale {scale}"
         print(f"{'at step':<14}{point['step']:,}: {rate}{note}")
@@ -157,9 +157,9 @@ def _run(args: ParsedArgs) -> None:
 def _predict(
     config: Config, plan: "Plan", dataset: "DatasetSummary", wanted: NetworkArgs | None
 ) -> _Prediction | str:
-    """What a step should take and exchange, or why it is not known, as with some plugins' networks.
+    """What a step is predicted to take and exchange, or why that is not known.
 
-    The only part of a plan that needs torch: whatever can be refused is refused before.
+    The only part of a plan that needs torch, so all errors in the options are reported before.
     """
     from phalanx.assemble.memory import predict_exchanges, predict_stage_costs, predict_step_memory
 
@@ -183,6 +183,17 @@ def _read_steps(text: str | None) -> list[int]:
     if not all(word.isdecimal() for word in words):
         raise ConfigError(f"--at: expected steps, such as 0,100,5000, got {text!r}")
     return [int(word) for word in words]
+
+
+def _list_rates(plan: "Plan", step: int) -> dict[str, Any]:
+    """The learning rate and the loss scale after so many steps; the first of an automatic one."""
+    scale = plan.loss_scale
+    return {
+        "step": step,
+        "lr": plan.lr(step),
+        "loss_scale": scale.at(step),
+        "automatic": scale.automatic,
+    }
 
 
 def list_plan_rows(
@@ -255,7 +266,7 @@ def _describe_growth(plan: "Plan") -> str:
 
 
 def _describe_left_over(config: Config, plan: "Plan") -> str:
-    """Why the run is not as many epochs as were asked for: images at its end that fill no step."""
+    """Why the run has fewer epochs than asked for: the images at its end that fill no step."""
     asked = config.train.epochs
     if config.train.steps is not None or asked is None:
         return ""
@@ -268,7 +279,7 @@ def _describe_left_over(config: Config, plan: "Plan") -> str:
 
 
 def _describe_highest(plan: "Plan") -> str:
-    """The highest rate of any step, where no step has the peak."""
+    """The highest rate of any step, if that is not the peak."""
     highest = f"{plan.schedule.find_highest():.4g}"
     return f", highest {highest}" * (highest != f"{plan.schedule.peak:.4g}")
 
@@ -323,7 +334,7 @@ def _describe_prediction(
 def _describe_picture(
     settings: Settings, plan: "Plan", prediction: _Prediction | str | None
 ) -> list[tuple[str, str]]:
-    """The rows about stages, a step over time where several devices share it, and a network."""
+    """The rows about stages, a step over time if several devices share it, and a network."""
     from phalanx.assemble.dataset_summary import CHOSEN_ORIGIN
 
     known = prediction if isinstance(prediction, _Prediction) else None
@@ -361,7 +372,7 @@ def _describe_memory(plan: "Plan", memory: "Memory", config: Config) -> str:
 
 
 def _print_origins(settings: Settings) -> None:
-    """Every option with its value and who set it."""
+    """Print every option with its value and origin."""
     values = {name: str(value) for name, value in settings.config.flat().items()}
     names, texts = max(map(len, values)), max(map(len, values.values()))
     print()

@@ -1,4 +1,4 @@
-"""`phalanx plan --measure`: some seconds of the run for real, and what they say of the whole."""
+"""`phalanx plan --measure`: runs a plan for some seconds, and predicts the whole run."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ MEASURE_ARGS = (
 
 
 def read_seconds(args: ParsedArgs) -> float | None:
-    """For how long to measure; None where that is not wanted."""
+    """How many seconds to measure; None if not asked for."""
     if args["--seconds"] is not None and not args["--measure"]:
         raise ConfigError("--seconds: belongs to --measure, which is not given")
     if not args["--measure"]:
@@ -125,7 +125,7 @@ def _describe_peak(prediction: "RunPrediction") -> str:
 
 
 def _describe_energy(prediction: "RunPrediction") -> str:
-    """Of the device alone, in kWh."""
+    """The energy of the device alone, in kWh."""
     if prediction.joules is None:
         return "not known: the device does not report what it uses"
     what = "processor" if prediction.measured_on["device"] == "cpu" else "GPU"
@@ -133,7 +133,7 @@ def _describe_energy(prediction: "RunPrediction") -> str:
 
 
 def _format_long(seconds: float) -> str:
-    """A duration on the clock, with days where there are many hours."""
+    """A duration in hours and minutes, or in days if there are many hours."""
     days, hours = divmod(round(seconds / 3600), 24)
     if days >= 2:
         return f"{days}d{hours:02}h"

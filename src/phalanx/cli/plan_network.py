@@ -1,4 +1,4 @@
-"""`phalanx plan --network`: what a step takes of the links between hosts, and how long it is."""
+"""`phalanx plan --network`: a step's use of the links between hosts, and its duration."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -37,7 +37,7 @@ _NAMES = {
 
 
 class NetworkArgs(NamedTuple):
-    """What was asked for."""
+    """The network described by the flags."""
 
     gbit: float
     hosts: int | None
@@ -45,7 +45,7 @@ class NetworkArgs(NamedTuple):
 
 
 class StepFigures(NamedTuple):
-    """What of a step the prediction needs."""
+    """The figures of a step that the prediction needs."""
 
     exchanges: "Sequence[Exchange]"  # by stage
     stages: "Sequence[StageCost]"
@@ -109,7 +109,7 @@ def predict_network(
     known: StepFigures,
     dataset: "DatasetSummary",
 ) -> NetworkPrediction:
-    """What a step of the plan takes of a network, and how long it is."""
+    """A step's use of a network, and its duration."""
     from phalanx.assemble.dataset_summary import RANDOM_DATASETS
     from phalanx.plan.exchange import (
         Network,
@@ -160,7 +160,7 @@ def describe_exchange(plan: "Plan", exchange: "Exchange") -> str:
 
 
 def describe_network(prediction: NetworkPrediction, plan: "Plan") -> list[tuple[str, str]]:
-    """The rows of a plan that tell of the network."""
+    """The rows of a plan about the network."""
     hosts = prediction.network.hosts
     each = format_plural(plan.layout.ranks // hosts, "device")
     where = f"each of {hosts:,} hosts, {each} on each" if hosts > 1 else f"the only host, {each}"
@@ -196,7 +196,7 @@ def _list_uses(prediction: NetworkPrediction, plan: "Plan") -> list[str]:
 
 
 def _describe_step(prediction: NetworkPrediction, plan: "Plan") -> list[tuple[str, str]]:
-    """How long a step is, where a measurement says what one device does."""
+    """The duration of a step, if a measurement gives the speed of one device."""
     step = prediction.step
     if step is None:
         way = "give --images-per-second, what one device trains alone"
@@ -224,7 +224,7 @@ def _describe_step(prediction: NetworkPrediction, plan: "Plan") -> list[tuple[st
 
 
 def _format_time(seconds: float) -> str:
-    """A time in the unit a person would choose.
+    """A time in a unit that suits it.
 
     >>> _format_time(12.34), _format_time(0.01234), _format_time(0.0000123)
     ('12.3 s', '12.3 ms', '0.0123 ms')

@@ -26,7 +26,7 @@ def list_ranks(plan: "Plan") -> list[dict[str, Any]]:
 
 
 def describe_ranks(plan: "Plan") -> list[tuple[str, str]]:
-    """Where the replicas run: a line, and a table where there are several ranks."""
+    """Where the replicas run: a line, and a table if there are several ranks."""
     layout = plan.layout
     lines = [line] if (line := describe_layout(layout, stages=plan.stages)) else []
     if layout.ranks > 1:
@@ -59,7 +59,7 @@ def _describe_rank(plan: "Plan", rank: int) -> tuple[str, ...]:
 
 
 def _shorten(words: Iterable[str]) -> str:
-    """The words with commas, without those in the middle where there are many."""
+    """The words with commas; of many, those in the middle are left out."""
     shown = [*words]
     if len(shown) > _MOST_UNITS:
         shown[_MOST_UNITS // 2 : -1] = ["..."]

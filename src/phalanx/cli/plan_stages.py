@@ -43,7 +43,7 @@ def list_stages(plan: "Plan", costs: "Sequence[StageCost]") -> list[dict[str, An
 
 
 def describe_stages(config: Config, plan: "Plan", costs: "Sequence[StageCost] | None") -> _Rows:
-    """What each stage has; without costs, only where it begins and ends."""
+    """The units and costs of each stage; if costs are not known, only the units."""
     if plan.pipeline is None:
         return []
     cells = [_HEADER]
@@ -85,7 +85,7 @@ def describe_choice(costs: "Sequence[StageCost]") -> _Rows:
 
 
 def _find_width() -> int:
-    """As wide as the terminal."""
+    """The width of the terminal."""
     return min(get_terminal_size((_WIDTH, 24)).columns, _MOST_WIDTH)
 
 
@@ -93,7 +93,7 @@ def _find_width() -> int:
 
 
 def find_picture_file(args: ParsedArgs) -> Path | None:
-    """Where --picture is to be written."""
+    """The path that --picture gives."""
     text: str | None = args["--picture"]
     if text is None:
         return None
@@ -107,7 +107,7 @@ def find_picture_file(args: ParsedArgs) -> Path | None:
 
 
 def write_picture(picture: "StepPicture | str", file: Path) -> None:
-    """Draw a step into a file; ConfigError with the reason where its costs are not known."""
+    """Draw a step into a file; ConfigError with the reason if its costs are not known."""
     from phalanx.report.step_picture import write_png
 
     if isinstance(picture, str):
@@ -118,7 +118,7 @@ def write_picture(picture: "StepPicture | str", file: Path) -> None:
 def build_picture(
     config: Config, plan: "Plan", costs: "Sequence[StageCost]", *, footer: str
 ) -> "StepPicture":
-    """One turn of a pipeline: stages on devices of their own, or one device that does it all."""
+    """One turn of a pipeline: on a device for each stage, or on one device for all."""
     from phalanx.report.step_picture import StepPicture
 
     pipeline, layout = plan.pipeline, plan.layout
@@ -144,7 +144,7 @@ def build_picture(
 
 
 def _title(config: Config, plan: "Plan") -> str:
-    """What is drawn."""
+    """The title of the drawing."""
     parts = [config.model.model, format_plural(plan.replicas, "replica")]
     if plan.stages > 1:
         assert plan.pipeline is not None

@@ -1,4 +1,4 @@
-"""`phalanx predict`: name what is on images of your own."""
+"""`phalanx predict`: the most likely classes of your own images."""
 
 import csv
 import json
@@ -36,7 +36,7 @@ _GUESSES = 5
     },
 )
 def _run(args: ParsedArgs) -> int:
-    """Answer for every image; images that cannot be read are named and make the code 3."""
+    """Print the classes of every image; if one cannot be read, the exit code is 3."""
     args.refuse_problems()
     if args["--csv"] and args["--json"]:
         raise ConfigError("--csv, --json: each is a form of the answers; give one of them")
@@ -67,9 +67,9 @@ def _run(args: ParsedArgs) -> int:
 
 
 def _print_answer(answer: "Answer", args: ParsedArgs, *, columns: int) -> None:
-    """The likeliest classes: as a row of a table, a JSON object or a line of text.
+    """Print the likeliest classes: as a row of a table, a JSON object or a line of text.
 
-    Of an image that cannot be read, rows and objects have the problem instead.
+    For an image that cannot be read, rows and objects have the problem instead.
     """
     if args["--csv"]:
         cells = [cell for guess in answer.guesses for cell in guess] or [""] * (2 * columns)

@@ -1,4 +1,4 @@
-"""`phalanx presets ls | cat | cp`: look at named configs, and copy one to edit it."""
+"""`phalanx presets ls | cat | cp`: list presets, print one, or copy one to edit it."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ _NAME = Argument("name", "A preset, or a YAML file.", required=True)
     },
 )
 def _list_presets(args: ParsedArgs) -> None:
-    """List the presets, the ones that win first; or those with old names, by what finds them."""
+    """List the presets by name; or those of older applications, by the name that finds each."""
     args.refuse_problems()
     if args["--old"]:
         presets = {shorten_name(preset): preset for preset in iterate_old_presets()}
@@ -54,7 +54,7 @@ def _list_presets(args: ParsedArgs) -> None:
     examples={"phalanx presets cat demo": "what `phalanx train` does without arguments"},
 )
 def _print_preset(args: ParsedArgs) -> None:
-    """Print a preset as it is written."""
+    """Print a preset."""
     args.refuse_problems()
     print(read_preset_text(find_preset(args["name"])), end="")
 
@@ -68,7 +68,7 @@ def _print_preset(args: ParsedArgs) -> None:
     examples={"phalanx presets cp demo mine.yaml": "then: phalanx train mine.yaml --epochs 2"},
 )
 def _copy_preset(args: ParsedArgs) -> None:
-    """Copy a preset into ./presets, where it wins over ours of the same name."""
+    """Copy a preset into ./presets, where it takes precedence over ours of the same name."""
     args.refuse_problems()
     source = find_preset(args["name"])
     name = f"{source.entry_name}.yaml" if source.entry_name else source.path.name

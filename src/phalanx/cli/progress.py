@@ -1,4 +1,4 @@
-"""How far a command is, on stderr: one line that is rewritten on a terminal, few lines in a log."""
+"""Progress on stderr: one line that is rewritten on a terminal, occasional lines in a log."""
 
 import math
 import sys
@@ -14,8 +14,8 @@ _LEAST_RATE_S = 1.0  # images come from processes in bursts: over less time, a r
 class ProgressLine:
     """One line on a terminal that each text replaces.
 
-    rewrite_s: seconds between two texts on a terminal. log_s: between two lines where there is
-    none; None: nothing is said there.
+    rewrite_s: seconds between two texts on a terminal. log_s: between two lines elsewhere; None:
+    nothing is printed there.
     """
 
     def __init__(self, rewrite_s: float = 0.0, log_s: float | None = None):
@@ -24,13 +24,13 @@ class ProgressLine:
         self.shown_at = -math.inf if self.is_terminal else time.monotonic()
 
     def is_due(self, *, is_last: bool = False) -> bool:
-        """Whether a text would be shown now: not where one was a moment ago, but for the last."""
+        """Whether a text would be shown now: the interval has passed, or it is the last one."""
         if self.interval is None:
             return False
         return is_last or time.monotonic() - self.shown_at >= self.interval
 
     def show(self, text: str, *, is_last: bool = False) -> None:
-        """Show how far the work is, if that is due."""
+        """Show a text, if one is due."""
         if not self.is_due(is_last=is_last):
             return
         self.shown_at = time.monotonic()
@@ -39,20 +39,20 @@ class ProgressLine:
         print(f"{begin}{escape_text(text)}", end=end, file=stream, flush=True)
 
     def end(self) -> None:
-        """What is printed next begins a line of its own."""
+        """End the line, so that later output starts on a new one."""
         if self.is_terminal:
             print(file=sys.stderr)
 
 
 class ImageProgress:
-    """How many images of a split are done, how fast, and how long the others will take."""
+    """Shows how many images of a split are done, the rate, and the time left."""
 
     def __init__(self, verb: str):
         self.verb, self.line = verb, ProgressLine(REWRITE_S, _LOG_S)
         self.split, self.began, self.first = "", 0.0, 0
 
     def __call__(self, split: str, done: int, count: int) -> None:
-        """Show how far a split is."""
+        """Show the progress of a split, if due."""
         now = time.monotonic()
         if split != self.split:
             self.split, self.began, self.first = split, now, done

@@ -1,4 +1,4 @@
-"""Commands that several ranks run together: started here, or as a rank of a launcher."""
+"""Runs a command on several ranks: starts them, or is one that a launcher has started."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Work(Protocol):
-    """What is to be done, checked without torch."""
+    """The work of a command, checked without torch."""
 
     @property
     def plan(self) -> "Plan": ...
@@ -26,13 +26,13 @@ class _Work(Protocol):
     def config(self) -> "Config": ...
 
     def run(self, ranks: "Ranks | None" = None) -> int:
-        """Do it, and give the exit code; where there are ranks, each does its part."""
+        """Do it, or this rank's part of it; returns the exit code."""
 
 
 def run_on_ranks(args: ParsedArgs, prepare: Callable[[], _Work]) -> int:
-    """Do a command's work here, on ranks of our own, or as a launcher's rank; its exit code.
+    """Do a command's work in this process, on new ranks or as a rank; returns the exit code.
 
-    The ranks are the command itself, once for each: nothing is written that they could go on from.
+    New ranks run the whole command again, because nothing is on disk that they could start from.
     """
     world = read_world()
     if world is not None:
@@ -45,12 +45,12 @@ def run_on_ranks(args: ParsedArgs, prepare: Callable[[], _Work]) -> int:
 
     code = start_command_ranks(args.command, args.words, ranks)
     if code == EXIT_LEFT_AT_ONCE:
-        raise KeyboardInterrupt  # the ranks leave it to us to say so
+        raise KeyboardInterrupt  # the ranks do not print it
     return code
 
 
 def _run_as_rank(args: ParsedArgs, world: World, prepare: Callable[[], _Work]) -> int:
-    """Do a part as one of several ranks; only one of them speaks."""
+    """Do a part of the work as one of several ranks, of which only the first prints."""
     from phalanx.assemble.rank_launch import join_ranks, prepare_as_rank
 
     try:

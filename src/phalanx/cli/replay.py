@@ -1,4 +1,4 @@
-"""`phalanx replay`: repeat a step of a run, and name what went wrong in it."""
+"""`phalanx replay`: repeats a step of a run, and names the module that went wrong."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,14 +33,14 @@ _RECORDED = {
     },
 )
 def _run(args: ParsedArgs) -> int:
-    """Repeat the step and say what it gave; 5 where it is not sound."""
+    """Repeat the step and print the result; the exit code is 5 if it is not finite."""
     args.refuse_problems()
     step = None if args["--step"] is None else args.read_int("--step", 0)
 
     from phalanx.assemble.blackbox import prepare_replay
     from phalanx.assemble.prepare import prepare_resume
 
-    unused = {"engine": "native", "wandb": "false", "mlflow": "false"}  # what they need may be gone
+    unused = {"engine": "native", "wandb": "false", "mlflow": "false"}  # may not be installed here
     prepared = prepare_resume(Path(args["run"]), args.flags | unused)
     prepared, step = prepare_replay(prepared, step)
 
@@ -53,7 +53,7 @@ def _run(args: ParsedArgs) -> int:
 
 
 def _print_replay(result: "Replay", prepared: "PreparedRun") -> None:
-    """What was repeated, its numbers, and where the first that is not finite came from."""
+    """Print the step, its numbers, and where the first non-finite number came from."""
     from phalanx.assemble.blackbox import describe_step_images
 
     start = prepared.start

@@ -1,4 +1,4 @@
-"""`phalanx request`: images to a server, and what it makes of them."""
+"""`phalanx request`: sends images to a server, and prints its predictions."""
 
 import json
 import sys
@@ -87,7 +87,7 @@ _LONGEST_S = 3600.0
     },
 )
 def _run(args: ParsedArgs) -> int:
-    """Send, print, and say by the exit code whether every image got an answer."""
+    """Send the images and print the answers; the exit code says whether all were answered."""
     args.refuse_problems()
     options = _read_options(args)
     for flag in ("--url", "--api-key-file"):
@@ -105,7 +105,7 @@ def _run(args: ParsedArgs) -> int:
 
 
 def _read_options(args: ParsedArgs) -> "LoadOptions":
-    """How images are to be sent; every mistake is told."""
+    """How to send the images; all errors in the flags are reported together."""
     if args["--protocol"] not in _PROTOCOLS:
         raise ConfigError(
             f"--protocol {args['--protocol']}: {suggest(args['--protocol'], _PROTOCOLS)}"
@@ -126,7 +126,7 @@ def _read_options(args: ParsedArgs) -> "LoadOptions":
 
 
 def _collect(args: ParsedArgs) -> "RequestImages":
-    """The images that are named, else some of the run's own."""
+    """The named images, else some of the run's own."""
     from phalanx.client.images import collect_files, collect_validation
 
     if args["images"]:
@@ -148,13 +148,13 @@ def _collect(args: ParsedArgs) -> "RequestImages":
 
 
 def _is_exported(target: str) -> bool:
-    """Whether it is a file to be served as it is; a YAML file is a preset."""
+    """Whether it is an exported file to serve; a YAML file is a preset."""
     return Path(target).is_file() and not target.endswith(_CONFIG_SUFFIXES)
 
 
 @contextmanager
 def _open_address(args: ParsedArgs) -> "Iterator[ServerAddress]":
-    """The address of a server: the one that is named, or one that lasts as long as the block."""
+    """Context with the address of a server: the named one, or one started for the block."""
     from phalanx.client.connection import parse_address
     from phalanx.client.served_model import read_api_key
     from phalanx.client.server_process import open_server, run_child
@@ -180,7 +180,7 @@ def _open_address(args: ParsedArgs) -> "Iterator[ServerAddress]":
 def _request(
     args: ParsedArgs, address: "ServerAddress", images: "RequestImages", options: "LoadOptions"
 ) -> int:
-    """Send the images to a server that is there, and print what came back."""
+    """Send the images to a running server, and print the results."""
     from phalanx.client.load_generator import send_images
     from phalanx.client.results import summarize_accuracy, summarize_result
     from phalanx.client.served_model import find_model
@@ -217,7 +217,7 @@ def _request(
 
 
 def _choose_exit_code(images: "RequestImages", result: "LoadResult") -> int:
-    """8 where images got no answer, 3 where some cannot be read; both are named."""
+    """The exit code: 8 if images got no answer, 3 if some cannot be read; both are printed."""
     for place, answer in sorted(result.answers.items()):
         if answer.problem:
             print(f"{escape_name(images.names[place])}: {answer.problem}", file=sys.stderr)
@@ -229,7 +229,7 @@ def _choose_exit_code(images: "RequestImages", result: "LoadResult") -> int:
 def _list_predictions(
     images: "RequestImages", labels: Sequence[str | None], result: "LoadResult"
 ) -> list[dict[str, Any]]:
-    """What was said of each image, in their order."""
+    """The answer for each image, in their order."""
     found = []
     for place, answer in sorted(result.answers.items()):
         guesses = [{"class": name, "probability": share} for name, share in answer.guesses]
@@ -242,7 +242,7 @@ def _list_predictions(
 def _print_all(
     args: ParsedArgs, images: "RequestImages", result: "LoadResult", facts: dict[str, Any]
 ) -> None:
-    """Predictions, where every image was sent once; then the numbers."""
+    """Print the predictions if every image was sent once, then the numbers."""
     if args["--verbose"]:
         for number, request in enumerate((r for r in result.requests if r.thread == 0), start=1):
             batch = format_plural(request.images, "image")
@@ -257,7 +257,7 @@ def _print_all(
 
 
 def _describe(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """The numbers, a line each."""
+    """Print the numbers, a line each."""
     requests = format_plural(facts["requests"], "request")
     lines = [
         (

@@ -1,4 +1,4 @@
-"""`phalanx report` and `phalanx compare`: what run folders hold, on a page or side by side."""
+"""`phalanx report` and `phalanx compare`: a run folder as a page, and two side by side."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from phalanx.cli.command import JSON_FLAG, Argument, ParsedArgs, command
     examples={"phalanx report runs/demo": "also while the run is still training"},
 )
 def _write_report(args: ParsedArgs) -> None:
-    """Write report.html again; the data need not be there any more."""
+    """Write report.html again; this does not need the data."""
     args.refuse_problems()
     from phalanx.report.folder import open_run
     from phalanx.report.report_page import write_report

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     },
 )
 def _run(args: ParsedArgs) -> int:
-    """Read the file, then run what is left of its trials."""
+    """Read the file, then run its remaining trials."""
     args.refuse_problems()
     args.load_plugins()
     from phalanx.sweep.check import read_sweep
@@ -91,7 +91,7 @@ def _find_file_to_resume(args: ParsedArgs) -> tuple[Path, Path]:
 
 
 def _build_output(*, as_json: bool) -> "SweepOutput":
-    """Lines on standard output, or beside the JSON; how far a trial is, on a terminal alone."""
+    """Lines on standard output, or on standard error with --json; progress only on a terminal."""
     from phalanx.sweep.runner import SweepOutput
 
     stream = sys.stderr if as_json else sys.stdout
@@ -109,7 +109,7 @@ def _build_output(*, as_json: bool) -> "SweepOutput":
 
 
 def _write(text: str, stream: TextIO) -> None:
-    """Show a clean text; where nobody listens any more, the trials go on in silence."""
+    """Print escaped text; if the stream was closed, the trials continue silently."""
     try:
         print(text, end="", file=raw_stream(stream), flush=True)
     except OSError:
@@ -117,7 +117,7 @@ def _write(text: str, stream: TextIO) -> None:
 
 
 def _show_result(state: "SweepState") -> None:
-    """The table, the best trial and where to look."""
+    """Print the table, the best trial and the path of the page."""
     from phalanx.sweep.table import format_table
 
     print()
@@ -132,6 +132,6 @@ def _show_result(state: "SweepState") -> None:
 
 
 def _find_exit_code(state: "SweepState") -> int:
-    """The exit code of a sweep in which nothing came to its end: its last failure's."""
+    """The exit code of a sweep in which no trial finished: that of the last failed one."""
     codes = [trial.exit_code for trial in state.trials if trial.state == "failed"]
     return next((code for code in reversed(codes) if code and code > 0), DivergedError.exit_code)

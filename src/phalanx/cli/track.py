@@ -1,4 +1,4 @@
-"""`phalanx track`: show a run in a tracker afterwards, or send what it has missed."""
+"""`phalanx track`: sends the records of a run to a tracker, except what it already has."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.config.schema import OPTIONS
 from phalanx.errors import ConfigError, NetworkError
 
-_PATIENCE_S = 86_400.0  # whoever waits can see it, and stop it
+_PATIENCE_S = 86_400.0  # a day: the user sees the command wait, and can stop it
 
 
 @command(
@@ -22,7 +22,7 @@ _PATIENCE_S = 86_400.0  # whoever waits can see it, and stop it
     },
 )
 def _run(args: ParsedArgs) -> None:
-    """Track what the records hold, and wait until all of it has arrived."""
+    """Send the records, and wait until all of them have arrived."""
     args.refuse_problems()
     from phalanx.assemble.prepare import read_stored_options
     from phalanx.config.read import read_stored_settings

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     },
 )
 def _run(args: ParsedArgs) -> int:
-    """Prepare without torch, then train: here, on ranks of our own, or as a launcher's rank."""
+    """Prepare without torch, then train: in this process, on new ranks, or as a launcher's rank."""
     world = read_world()
     if world is not None:
         return _run_as_rank(args, world)
@@ -73,22 +73,22 @@ def _run(args: ParsedArgs) -> int:
         if code:
             return code
     else:
-        with (
-            _explain_resume(prepared.run),
-            _discard_on_failure(prepared),
-            report_bugs(prepared.run.path),
-        ):
-            from phalanx.assemble.train import train
-            from phalanx.lightning.engine_choice import choose_fit
+        with _explain_resume(prepared.run):
+            from phalanx.assemble.rank_launch import discard_on
 
-            stream = sys.stderr if args["--json"] else None
-            train(prepared, stream=stream, fit=choose_fit(prepared.config))
+            folder = prepared.run.path
+            with discard_on(OutOfMemory, PluginBug, prepared=prepared), report_bugs(folder):
+                from phalanx.assemble.train import train
+                from phalanx.lightning.engine_choice import choose_fit
+
+                stream = sys.stderr if args["--json"] else None
+                train(prepared, stream=stream, fit=choose_fit(prepared.config))
     _print_result(prepared.run.path, as_json=args["--json"])
     return 0
 
 
 def _run_as_rank(args: ParsedArgs, world: World) -> int:
-    """Train as one of several ranks; only one of them speaks."""
+    """Train as one of several ranks, of which only the first prints."""
     from phalanx.assemble.prepare import prepare_resume
     from phalanx.assemble.rank_launch import open_run_as_rank, train_as_rank
 
@@ -111,7 +111,7 @@ def _run_as_rank(args: ParsedArgs, world: World) -> int:
     except FailedElsewhere as end:
         return end.exit_code
     except Stopped as end:
-        if world.rank:  # rank 0 says so
+        if world.rank:  # rank 0 prints it
             return end.exit_code
         raise
     if has_result and not world.supervised:
@@ -120,7 +120,7 @@ def _run_as_rank(args: ParsedArgs, world: World) -> int:
 
 
 def _prepare(args: ParsedArgs) -> "PreparedRun | None":
-    """The run to train, on disk; None where there is nothing to train, and that was told."""
+    """The run to train, on disk; None if there is nothing to train, which was reported."""
     preset = args.preset_name
     if sum(map(bool, (preset, args["--resume"], args["--fork"]))) > 1:
         raise ConfigError(
@@ -154,7 +154,7 @@ def _prepare(args: ParsedArgs) -> "PreparedRun | None":
 
 
 def _prepare_resume(args: ParsedArgs) -> "PreparedRun | None":
-    """An existing run; None where it is finished, or only to be scored, and that was done."""
+    """An existing run; None if it is finished or only had to be scored, which was done."""
     args.refuse_problems()
     if args.flags.get("training", "").lower() in FALSE_WORDS:
         del args.flags["training"]
@@ -173,7 +173,7 @@ def _prepare_resume(args: ParsedArgs) -> "PreparedRun | None":
 
 @contextmanager
 def _explain_resume(run: "RunFolder") -> Iterator[None]:
-    """A block that may be stopped by a signal at any moment; the message says how to go on."""
+    """Context that a signal may stop at any moment; the message says how to continue."""
     try:
         yield
     except (Stopped, Interrupted) as stop:
@@ -183,20 +183,8 @@ def _explain_resume(run: "RunFolder") -> Iterator[None]:
         raise Stopped(f"{what}; continue with: {run.resume_command}") from None
 
 
-@contextmanager
-def _discard_on_failure(prepared: "PreparedRun") -> Iterator[None]:
-    """A block that a new run does not outlive if it cannot be built, or lacks memory to begin."""
-    try:
-        yield
-    except (OutOfMemory, PluginBug):  # the same --run-dir must be free for the next attempt
-        from phalanx.assemble.rank_launch import discard_unstarted_run
-
-        discard_unstarted_run(prepared)
-        raise
-
-
 def _print_result(folder: Path, *, as_json: bool) -> None:
-    """The last lines of a run: what it reached and where to look."""
+    """Print the last lines of a run: its score, and where its report is."""
     from phalanx.engine.checkpoint_store import find_newest_checkpoint
     from phalanx.report.folder import open_run
     from phalanx.report.records import read_scores

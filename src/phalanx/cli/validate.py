@@ -88,12 +88,12 @@ CHECKPOINT_FLAG = Argument(
     },
 )
 def _run(args: ParsedArgs) -> int:
-    """Score what was named, one line each: here, on ranks of our own, or as a launcher's rank."""
+    """Score the targets, and print a line for each."""
     return run_on_ranks(args, lambda: _prepare(args))
 
 
 def _prepare(args: ParsedArgs) -> "_Scoring":
-    """What is to be scored; mistakes are reported before any of it."""
+    """The models to score; errors in the options are reported before any is scored."""
     args.refuse_problems()
     args.load_plugins()
     sizes = read_batch_sizes(args)
@@ -102,7 +102,7 @@ def _prepare(args: ParsedArgs) -> "_Scoring":
 
 
 def _prepare_size(args: ParsedArgs, size: str | None, *, swept: bool) -> "_Scoring":
-    """What is to be scored in batches of one size; None leaves it to the run."""
+    """The models to score in batches of one size; None: the run's own."""
     passes, kind = args.read_int("--repeat", 1, 10_000), read_random_data_kind(args)
     target, flags = read_target_name(args), dict(args.flags)
     if size is not None:
@@ -128,7 +128,7 @@ def _prepare_size(args: ParsedArgs, size: str | None, *, swept: bool) -> "_Scori
 
 
 def read_target_name(args: ParsedArgs) -> str:
-    """What is to be scored: the first word, --config, or the model that --model names."""
+    """The target to score: the first word, --config, or the model that --model names."""
     names = [name for name in (args["target"], args["--config"]) if name]
     if len(names) > 1:
         raise ConfigError(f"--config {names[1]}: {names[0]} is already named; give only one")
@@ -143,7 +143,7 @@ def read_target_name(args: ParsedArgs) -> str:
 
 
 def refuse_model_options(target: str, args: ParsedArgs) -> None:
-    """A checkpoint brings its own model."""
+    """Raise ConfigError for an option of the model: a checkpoint has its own model."""
     for name in FRESH_MODEL_OPTIONS:
         if name in args.flags:
             raise ConfigError(
@@ -153,17 +153,17 @@ def refuse_model_options(target: str, args: ParsedArgs) -> None:
 
 
 class _Model(NamedTuple):
-    """A model to be scored."""
+    """A model to score."""
 
     name: str
-    batch: int | None  # images in one, where sizes are compared
-    note: str  # what a person should know before
+    batch: int | None  # images in a batch, if several sizes are compared
+    note: str  # printed before the score
     target: "Target"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Scoring:
-    """Models to be scored, checked without torch."""
+    """Models to score, checked without torch."""
 
     models: Sequence[_Model]
     passes: int
@@ -172,24 +172,24 @@ class _Scoring:
     args: ParsedArgs
 
     def run(self, ranks: "Ranks | None" = None) -> int:
-        """Score and print; where there are ranks, each scores its share, and one prints."""
+        """Score and print; each rank scores its share, and the first prints."""
         prints = ranks is None or ranks.rank == 0
         if prints:
             print_unused_options(self.args, self.plan)
-        told = ""
+        printed_note = ""
         for name, batch, note, target in self.models:
-            if prints and note and note != told:
+            if prints and note and note != printed_note:
                 print(note, file=sys.stderr)
             from phalanx.assemble.score import score_target  # imports torch: not before the note
 
-            told, scored = note, score_target(target, passes=self.passes, ranks=ranks)
+            printed_note, scored = note, score_target(target, passes=self.passes, ranks=ranks)
             if prints:
                 print_score(name, scored, as_json=self.args["--json"], batch=batch)
         return 0
 
 
 def print_unused_options(args: ParsedArgs, plan: "Plan") -> None:
-    """Say which of the given options change nothing; the notes on training are left out."""
+    """Print which of the given options have no effect; notes about training are left out."""
     given = tuple(f"--{name} " for name in args.flags if name != "valid-batch-size")
     for note in plan.warnings:
         if note.startswith(given) and "has no effect" in note:
@@ -204,7 +204,7 @@ def prepare_untrained(
     passes: int = 1,
     batch: int | None = None,
 ) -> _Scoring:
-    """A model to be scored as it would begin to be trained."""
+    """A model to score with the weights that training would start from."""
     from phalanx.assemble.prepare import refuse_missing_weights
 
     config = settings.config
@@ -225,7 +225,7 @@ def prepare_checkpoints(
     kind: str | None = None,
     batch: int | None = None,
 ) -> _Scoring:
-    """The checkpoints that a path stands for, to be scored; kind: of noise in place of the data."""
+    """The checkpoints to score that a path stands for; kind: of noise instead of the data."""
     from phalanx.assemble.scoring_target import describe_val_split, use_random_target_data
 
     models = []
@@ -239,7 +239,7 @@ def prepare_checkpoints(
 
 
 def _plan_scoring(models: Sequence[_Model], args: ParsedArgs, *, passes: int) -> _Scoring:
-    """Models with the plan of the first: what cannot be is refused before torch is imported."""
+    """The models with the plan of the first, made now to report errors before importing torch."""
     from phalanx.assemble.scoring_target import get_settings, plan_target
 
     first = models[0].target
@@ -248,7 +248,7 @@ def _plan_scoring(models: Sequence[_Model], args: ParsedArgs, *, passes: int) ->
 
 
 def _read_checkpoints(target: str, args: ParsedArgs, *, every: bool) -> "list[ScorableCheckpoint]":
-    """The checkpoints that a path stands for; with `every`, also the averages beside them."""
+    """The checkpoints that a path stands for; with `every`, all of them and their averages."""
     from phalanx.assemble.scoring_target import read_checkpoint, refuse_missing_path
     from phalanx.engine.checkpoint_store import list_checkpoints, list_weights
 
@@ -274,7 +274,7 @@ def _read_checkpoints(target: str, args: ParsedArgs, *, every: bool) -> "list[Sc
 def print_score(
     name: str, scored: "ScoredModel", *, as_json: bool, batch: int | None = None
 ) -> None:
-    """One score as a line; batch: images in one, where that is to be told."""
+    """Print a score on one line; batch: the size of its batches, if it is to be printed."""
     row, bad, rates = scored
     counted = rates[1:] or rates
     if as_json:

@@ -1,1 +1,1 @@
-"""The client: images to a server, answers and latencies back; and a server as a child process."""
+"""The client: sends images to a server, and times the answers; a server as a child process."""

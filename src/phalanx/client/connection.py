@@ -1,4 +1,4 @@
-"""One connection to a server that is used again and again, and what can go wrong with it."""
+"""A connection to a server that is reused for many requests, and its errors."""
 
 import json
 import math
@@ -29,7 +29,7 @@ _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE)
 
 
 class _ReplyTooLarge(HTTPException):
-    """An answer that is too large to be one to images."""
+    """An answer that is too large for a request about images."""
 
 
 _FAILURES = (  # the first kind that fits
@@ -49,12 +49,12 @@ _FAILURES = (  # the first kind that fits
 
 
 class RequestFailed(Exception):
-    """A request without an answer; its text names the kind of failure, and counts under it."""
+    """A request without an answer; its text is the kind of failure that it is counted as."""
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where a server listens, and the key it wants."""
+    """The address of a server, and the key that it requires."""
 
     scheme: str
     host: str
@@ -70,7 +70,7 @@ class ServerAddress:
 
     @property
     def url(self) -> str:
-        """The address as it is typed."""
+        """The address as a URL."""
         return f"{self.scheme}://{self.place}{self.prefix}/"
 
 
@@ -111,7 +111,7 @@ class Reply:
 
     @property
     def wait_s(self) -> float | None:
-        """How long to wait before asking again, where the server says so."""
+        """How long to wait before the next attempt, if the server gives a time."""
         try:
             wait = float(self.headers["retry-after"])
         except (KeyError, ValueError):
@@ -127,7 +127,7 @@ class Reply:
 
     @property
     def error(self) -> str:
-        """What the server says is wrong, in a line; of a body that is not ours, its beginning."""
+        """The server's error message, on one line; of an unknown body, its beginning."""
         try:
             found = str(json.loads(self.body)["error"])
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -139,7 +139,7 @@ class Reply:
 
 
 class Connection:
-    """A connection that stays open; one thread uses it. Close it, or use it as a block."""
+    """A connection that stays open, for a single thread. Close it, or use it as a context."""
 
     def __init__(self, address: ServerAddress, *, timeout_s: float) -> None:
         kind = {"http": HTTPConnection, "https": HTTPSConnection}[address.scheme]
@@ -153,11 +153,11 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._http.close()
 
     def open(self) -> None:
-        """Connect now rather than with the first request; raises RequestFailed."""
+        """Connect now instead of at the first request; raises RequestFailed."""
         if self._http.sock is None:
             try:
                 self._http.connect()
@@ -201,7 +201,7 @@ class Connection:
         return Reply(answer.status, received, _read_body(answer))
 
     def _name_failure(self, error: Exception, what: str) -> str:
-        """The kind of a failure, in words that are the same for all of its kind."""
+        """The kind of a failure, in words that do not depend on the request."""
         words = next((words for kind, words in _FAILURES if isinstance(error, kind)), "")
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return (words or "no {what} from {place}: {reason}").format(
@@ -215,7 +215,7 @@ class Connection:
 
 
 def _read_body(answer: HTTPResponse) -> bytes:
-    """The body of an answer; raises _ReplyTooLarge for one that is too large."""
+    """The body of an answer; raises _ReplyTooLarge if it is too large."""
     if (answer.length or 0) > _MOST_BYTES:  # so much is announced; memory would be taken for it
         raise _ReplyTooLarge
     body = answer.read(_MOST_BYTES + 1 if answer.length is None else None)

@@ -1,4 +1,4 @@
-"""The images of a request: their files, and the class of each where it is known."""
+"""The images of a request: their files, and the class of each if it is known."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from phalanx.errors import DataError
 
 @dataclass(frozen=True)
 class RequestImages:
-    """Images that can be sent: names, how the file of each is read, and classes where known.
+    """Images that can be sent: their names, how to read their files, and known classes.
 
     guessed: labels are names of folders, which may have nothing to do with classes. note: what a
     person should know of them.
@@ -39,7 +39,7 @@ class RequestImages:
         return len(self.names)
 
     def read(self, place: int) -> tuple[str, bytes]:
-        """The name and the file of an image; raises RequestFailed where it cannot be read."""
+        """The name and the bytes of an image; raises RequestFailed if it cannot be read."""
         try:
             return self.names[place], self.read_file(place)
         except BadImage as bad:
@@ -67,7 +67,7 @@ class RequestImages:
 def collect_files(
     paths: Sequence[str], *, labels: Path | None, limits: ReadLimits
 ) -> RequestImages:
-    """The images of files and folders; classes by a table, or by the folders they lie in."""
+    """The images of files and folders; their classes are from a table or the folders' names."""
     found = collect_images(list(paths))
     files = [Path(one.name) for one in found]
     if labels is not None:
@@ -82,7 +82,7 @@ def collect_files(
 
 
 def _read_labels(table: Path, files: Sequence[Path]) -> list[str | None]:
-    """The class of each file by a table of paths, which are relative to the table or to here."""
+    """The class of each file from a table of paths, relative to the table or the current folder."""
     try:
         text = table.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -106,7 +106,7 @@ def _read_labels(table: Path, files: Sequence[Path]) -> list[str | None]:
 
 
 def collect_validation(name: str, flags: Mapping[str, str], *, count: int) -> RequestImages:
-    """So many validation images of a run or preset, from all over the split, as files.
+    """So many validation images of a run or preset, spread over the split, as files.
 
     Data that lies as pixels is sent as PNG, which loses nothing. In place of a preset's data that
     is not here, or is noise, images that come with Phalanx are sent.
@@ -126,7 +126,7 @@ def collect_validation(name: str, flags: Mapping[str, str], *, count: int) -> Re
 
 
 def _choose_images(source: Source, count: int) -> RequestImages:
-    """So many images, evenly over all of them."""
+    """So many images, spread evenly over all of them."""
     chosen = np.linspace(0, len(source) - 1, min(count, len(source))).astype(int).tolist()
     classes = source.classes
 

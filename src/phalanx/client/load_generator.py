@@ -1,4 +1,4 @@
-"""Images to a server over several connections, with every answer, latency and failure counted."""
+"""Sends images to a server over several connections; counts answers, latencies and failures."""
 
 import itertools
 import threading
@@ -23,7 +23,7 @@ _DEFAULT_WAIT_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """How images are sent.
+    """How to send images.
 
     threads: each sends its requests one after the other, or `in_flight` at once. per_thread: how
     many images each of them sends, from the given ones again and again; seconds: how long they do;
@@ -41,16 +41,16 @@ class LoadOptions:
 
     @property
     def connections(self) -> int:
-        """Requests that are under way at once."""
+        """The number of requests at the same time."""
         return self.threads * self.in_flight
 
     @property
     def repeats(self) -> bool:
-        """Whether it is a measurement, which sends images again and again."""
+        """Whether it is a measurement, which sends images repeatedly."""
         return self.per_thread is not None or self.seconds is not None
 
     def fit(self, images: int) -> "LoadOptions":
-        """The options without connections that so many images have no request for."""
+        """The options without connections that would have no request, for so many images."""
         if self.seconds is not None:
             return self
         if self.per_thread is not None:
@@ -63,7 +63,7 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class _SentRequest:
-    """A request that was answered: when that was, how long it took, and its images."""
+    """An answered request: the time of the answer, its latency, and its images."""
 
     ended_at: float
     took_s: float
@@ -73,7 +73,7 @@ class _SentRequest:
 
 @dataclass
 class LoadResult:
-    """What became of all images that were sent; written by all threads."""
+    """The results for all images; written by all threads."""
 
     answers: dict[int, ImageAnswer] = field(default_factory=dict)  # the first of each image
     requests: list[_SentRequest] = field(default_factory=list)
@@ -101,7 +101,7 @@ class LoadResult:
 
     @property
     def sent_images(self) -> int:
-        """All images that were meant to be sent: each is in one of three counts."""
+        """All images that were to be sent; each is in one of three counts."""
         return self.answered_images + self.failed_images + self.unreadable_images
 
 
@@ -117,7 +117,7 @@ def send_images(
     options: LoadOptions,
     done: Callable[[LoadResult], None] = lambda result: None,
 ) -> LoadResult:
-    """Send so many images as the options say; whatever happens to one is in the result.
+    """Send so many images as the options say; failures are part of the result.
 
     done: called after every request, by one thread at a time.
     """
@@ -126,7 +126,7 @@ def send_images(
 
 
 class _LoadGenerator:
-    """The threads of a load, and what they share."""
+    """The threads that send images, and what they share."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class _LoadGenerator:
         return self._result
 
     def _plan_batches(self) -> list[Iterator[tuple[int, ...]]]:
-        """The batches of each thread, by places of images."""
+        """The batches of each thread, as indices of images."""
         size, threads = self._options.batch_size, self._options.threads
         if not self._options.repeats:
             every = _SharedIterator(_cut(iter(range(self._images)), size))
@@ -212,7 +212,7 @@ class _LoadGenerator:
                 self._send(connection, batch, thread)
 
     def _warm_up(self, connection: Connection) -> None:
-        """Connect; where a rate is measured, also ask once without counting it."""
+        """Connect; if the rate is measured, also send a request that does not count."""
         try:
             connection.open()
             if self._options.repeats:
@@ -223,7 +223,7 @@ class _LoadGenerator:
             pass  # it will be counted when it fails again
 
     def _send(self, connection: Connection, batch: Sequence[int], thread: int) -> None:
-        """Ask about a batch until there is an answer or no hope, and count what came."""
+        """Send a batch until it is answered or cannot be, and count the result."""
         files, kept = [], []
         for place in batch:
             try:
@@ -256,7 +256,7 @@ class _LoadGenerator:
     def _ask(
         self, connection: Connection, path: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[Reply, float]:
-        """The reply and how long it took, after as many tries as a busy server may ask for."""
+        """The reply and its latency, after as many attempts as a busy server may ask for."""
         tries = 0
         while True:
             began = time.monotonic()
@@ -273,7 +273,7 @@ class _LoadGenerator:
             self._stop.wait(wait_s)
 
     def _count_problem(self, place: int, problem: str) -> None:
-        """Note an image that cannot be read; it fails every time it is sent."""
+        """Record an image that cannot be read; it fails every time it is to be sent."""
         with self._lock:
             self._result.answers.setdefault(place, ImageAnswer(problem=problem))
             self._result.unreadable_images += 1
@@ -299,7 +299,7 @@ class _LoadGenerator:
 
 
 class _SharedIterator(Iterator[tuple[int, ...]]):
-    """An iterator that several threads take from."""
+    """An iterator that several threads may use."""
 
     def __init__(self, items: Iterator[tuple[int, ...]]) -> None:
         self._items, self._lock = items, threading.Lock()
@@ -315,7 +315,7 @@ def _cut(places: Iterator[int], size: int) -> Iterator[tuple[int, ...]]:
 
 
 def _strip_name(problem: str, name: str) -> str:
-    """What is wrong with an image, without what the server calls it."""
+    """The problem with an image, without the server's name for the image."""
     for called in (name.replace("\\", "/").rpartition("/")[2], "instance 0", "image_bytes 0"):
         problem = problem.removeprefix(f"{called}: ")
     return problem

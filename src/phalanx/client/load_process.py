@@ -24,7 +24,7 @@ from phalanx.errors import NetworkError
 
 @dataclass(frozen=True, kw_only=True)
 class LoadJob:
-    """What one process sends: files from memory, over some connections, for some seconds."""
+    """The job of one process: files to send from memory, connections and seconds."""
 
     url: str
     model: str
@@ -34,7 +34,7 @@ class LoadJob:
 
 @dataclass
 class LoadTimes:
-    """When requests were answered, how long each took, and what failed, of several processes."""
+    """The times, latencies and failures of the requests of several processes."""
 
     ended_at: list[float] = field(default_factory=list)  # seconds on the clock of the machine
     took_s: list[float] = field(default_factory=list)
@@ -65,7 +65,7 @@ def measure_load(job: LoadJob, processes: int) -> LoadTimes:
 
 
 class _LoadChild:
-    """One of the processes; it ends with the block, or when we end."""
+    """Context with one of the processes, which ends with the block or with this process."""
 
     def __init__(self, job: LoadJob, threads: int) -> None:
         facts = {**asdict(job), "options": {**asdict(job.options), "threads": threads}}
@@ -91,7 +91,7 @@ class _LoadChild:
                 stream.close()
 
     def read(self) -> dict[str, Any]:
-        """What it has found."""
+        """The results of the process."""
         assert self._process.stdout is not None
         text = self._process.stdout.readline()
         if not text:
@@ -132,7 +132,7 @@ def _run_job(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Read the job, do it, write what was found."""
+    """Read the job, do it, and write the results."""
     from phalanx.parent_process import watch_parent
 
     facts = json.loads(sys.stdin.readline())

@@ -1,4 +1,4 @@
-"""How images are asked about: our own /predict, TensorFlow Serving's REST, Open Inference v2."""
+"""Three protocols: our own /predict, TensorFlow Serving's REST, Open Inference v2."""
 
 import json
 import math
@@ -19,7 +19,7 @@ _FILES_INPUT = "image_bytes"
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The model of a server: its name, its classes and its weights, where it tells them."""
+    """The model of a server: its name, and its classes and weights if the server gives them."""
 
     name: str
     classes: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class ImageAnswer:
 
 @dataclass(frozen=True)
 class _EncodedRequest:
-    """The body of a request, and what goes with it."""
+    """The body of a request, and its headers."""
 
     path: str
     body: bytes
@@ -45,7 +45,7 @@ class _EncodedRequest:
 
 @dataclass(frozen=True)
 class _ImageProtocol:
-    """How a request about image files is encoded, and its answers decoded."""
+    """How requests with image files are encoded, and answers decoded."""
 
     help: str
     encode: Callable[[ServedModel, Sequence[tuple[str, bytes]]], _EncodedRequest]  # names and files
@@ -159,7 +159,7 @@ PROTOCOLS = {
 def decode_answers(
     protocol: _ImageProtocol, model: ServedModel, reply: Reply, *, images: int
 ) -> list[ImageAnswer]:
-    """An answer for each image of a request; raises RequestFailed for a reply of another form."""
+    """An answer for each image of a request; RequestFailed if the reply has another form."""
     try:
         answers = protocol.decode(model, reply)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""What requests have found, in numbers: latency, throughput, accuracy."""
+"""The results of requests in numbers: latency, throughput, accuracy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ _FEWEST = {"p50": 1, "p95": 20, "p99": 100}  # requests, below which a percentil
 
 
 def summarize_latency(result: LoadResult) -> dict[str, float | int | None]:
-    """Milliseconds of requests that were answered, and their number; None where too few were."""
+    """Latencies of the answered requests in milliseconds, and their number; None if too few."""
     times = 1e3 * np.array([request.took_s for request in result.requests])
     found: dict[str, float | int | None] = {
         name: float(np.percentile(times, share)) if len(times) >= _FEWEST[name] else None
@@ -26,7 +26,7 @@ def summarize_latency(result: LoadResult) -> dict[str, float | int | None]:
 
 
 def summarize_accuracy(result: LoadResult, labels: Sequence[str | None]) -> dict[str, Any] | None:
-    """Top-1 and its interval, over images whose class is known; None where none is."""
+    """Top-1 and its interval over the images whose class is known; None if there are none."""
 
     scored = [
         (answer, labels[place])

@@ -1,4 +1,4 @@
-"""Which model a server has, and the key it wants."""
+"""The model of a server, and the key that it requires."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ _MOST_KEY = 4096  # characters
 
 
 def read_api_key(path: str | None) -> str | None:
-    """The key in a file, else that of the environment; None where there is neither."""
+    """The key in a file, else in the environment; None if there is neither."""
     if path is None:
         found, where = os.environ.get(_KEY_VARIABLE, ""), _KEY_VARIABLE
     else:
@@ -33,7 +33,7 @@ def read_api_key(path: str | None) -> str | None:
 
 
 def find_model(address: ServerAddress, *, name: str | None, timeout_s: float) -> ServedModel:
-    """The model of a server, by what it says of itself; raises NetworkError or ConfigError.
+    """The model that a server reports; raises NetworkError or ConfigError.
 
     name: that of the model, where the server is another one, which does not say.
     """

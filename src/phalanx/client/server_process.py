@@ -1,4 +1,4 @@
-"""A server of our own as a child process: ready when it is given, and ended whatever happens."""
+"""Runs our own server as a child process: yielded when it is ready, and always ended."""
 
 import os
 import re
@@ -32,7 +32,7 @@ _ERRORS: dict[int, type[UserError]] = {
 
 @dataclass(frozen=True)
 class _ServerChild:
-    """A server that is ready: its model, its address, and its process."""
+    """A server that is ready: its model, address and process."""
 
     name: str
     url: str
@@ -40,7 +40,7 @@ class _ServerChild:
 
 
 def run_child(words: Sequence[str]) -> None:
-    """Run a command of ours to its end in a process of its own; raises what it raised."""
+    """Run one of our commands in a new process to its end; raises the error that it printed."""
     with _start(words) as child:
         child.wait()
     if child.process.returncode:
@@ -51,7 +51,7 @@ def run_child(words: Sequence[str]) -> None:
 def open_server(
     target: str, words: Sequence[str] = (), *, ready_s: float
 ) -> Iterator[_ServerChild]:
-    """A block with a server for a file or run on a free port, which ends with the block.
+    """Context with a server for a file or run on a free port; the server ends with the block.
 
     words: more options of `phalanx serve`. ready_s: how long it may take to get ready.
     """
@@ -81,7 +81,7 @@ def _start(words: Sequence[str]) -> "Iterator[_CommandChild]":
 
 
 class _CommandChild:
-    """A process whose last lines are kept, since they say why it failed."""
+    """A process whose last lines are kept, because they say why it failed."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process, self.lines = process, deque[str](maxlen=_LINES_KEPT)
@@ -101,21 +101,21 @@ class _CommandChild:
         self._heard.set()
 
     def wait(self) -> None:
-        """Wait until the process has ended and all it said is read."""
+        """Wait until the process has ended and all its output was read."""
         while self.process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(0.1)
         self._reader.join()
 
     def wait_for_address(self, timeout_s: float) -> re.Match[str] | None:
-        """The line that says where a server listens; None where it never came."""
+        """The line with the address that the server listens on; None if it was never printed."""
         end = time.monotonic() + timeout_s
         while not self._heard.wait(0.1) and time.monotonic() < end:
             pass
         return self._match
 
     def build_error(self, what: str) -> UserError:
-        """What it said last, as an error of the kind that its exit code stands for."""
+        """The last output of the process, as an error of the class with its exit code."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(1.0)
         self._reader.join(1.0)
@@ -129,7 +129,7 @@ class _CommandChild:
         return NetworkError(f"{what}: {ended}{why}")
 
     def end(self) -> None:
-        """Ask the process to leave, then make it and all that it has started."""
+        """Ask the process to exit, then kill it and everything that it has started."""
         for number, patience_s in ((signal.SIGTERM, _DRAIN_S), (signal.SIGKILL, 5.0)):
             if self.process.poll() is not None:
                 break

@@ -36,7 +36,7 @@ def suggest_option(word: str, known: Collection[str], given: Collection[str] = (
     positive = OPTIONS.get(plain.removeprefix("no-"))
     if positive and positive.name in ours and positive.type is bool:
         return f"write --{positive.name} false"
-    # by names alone: the dashes that all have would make any two short ones alike
+    # compared without dashes, which would make any two short names similar
     near = get_close_matches(plain, ours, n=1)
     if not near:
         return suggest("", known)

@@ -1,6 +1,6 @@
-"""Presets: in ./presets, among the entries of ./configs.yml, then those of Phalanx.
+"""Finds presets: in ./presets, among the entries of ./configs.yml, then those of Phalanx.
 
-Last are the configurations of the older applications, under their original names.
+The configurations of the older applications, under their original names, come last.
 """
 
 from collections.abc import Iterable, Iterator
@@ -74,7 +74,7 @@ def find_preset(name: str) -> Preset:
 
 
 def _refuse_folder(name: str) -> None:
-    """Say what a folder's name is given as, where that of a preset or a file is wanted."""
+    """Raise ConfigError if the name of a preset is that of a folder: a run, or perhaps data."""
     if (Path(name) / "run.json").is_file():
         raise ConfigError(
             f"{name}: is a run, not a preset; `phalanx train --resume {quote_path(name)}` "
@@ -90,9 +90,9 @@ def _refuse_folder(name: str) -> None:
 def find_old_preset(
     name: str, application: str | None = None, *, others: Iterable[str] = ()
 ) -> Preset:
-    """The configuration of that name, of an older application or the only one of them all.
+    """The configuration of that name of an older application, or of the only one that has it.
 
-    others: more names to suggest.
+    others: further names that may be suggested.
     """
     presets = list(iterate_old_presets(application))
     found = [preset for preset in presets if preset.name == name]
@@ -120,7 +120,7 @@ def find_old_preset(
 
 
 def shorten_name(preset: Preset) -> str:
-    """The shortest name by which `find_preset` finds this one among ours."""
+    """The shortest name by which `find_preset` finds a preset of an older application."""
     try:
         return preset.name if find_old_preset(preset.name) == preset else preset.full_name
     except ConfigError:  # another one has the same name

@@ -47,7 +47,7 @@ class Settings:
     locations: dict[str, str] = field(default_factory=dict)  # where it was given: "my.yaml:3: lr"
     required: str | None = None  # the option without which the preset cannot be used
     preset_length: Duration | None = None  # the length of the preset, or of a fork's parent
-    notes: tuple[str, ...] = ()  # about options that were interpreted in an unexpected way
+    notes: tuple[str, ...] = ()  # about options whose meaning may surprise
     numbered_replicas: int = 1  # the last number of replicas given, which auto replaces
 
     @property

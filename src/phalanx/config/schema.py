@@ -4,7 +4,7 @@ A flag, a YAML key and an attribute are the same word: `--batch-size`, `batch-si
 `config.data.batch_size`. Sections only group options in code, help and docs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -49,6 +49,16 @@ class Config(Section):
             for section in self.model_dump(by_alias=True).values()
             for name, value in section.items()
         }
+
+    def replace_options(self, options: Mapping[str, Any]) -> "Config":
+        """The config with other values for these options, by name of the flag; not validated."""
+        sections: dict[str, dict[str, Any]] = {}
+        for name, value in options.items():
+            sections.setdefault(OPTIONS[name].section, {})[name.replace("-", "_")] = value
+        changed = {
+            name: getattr(self, name).model_copy(update=values) for name, values in sections.items()
+        }
+        return self.model_copy(update=changed)
 
 
 @dataclass(frozen=True)

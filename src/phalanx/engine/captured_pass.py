@@ -1,8 +1,8 @@
-"""Passes that a CUDA graph runs: the host launches one thing instead of a thousand.
+"""Passes that run as a CUDA graph: the host launches one graph instead of a thousand kernels.
 
-The first passes of a kind run as they are: libraries choose their kernels in them. Then one is
-captured, and from there on replayed. Whatever changes from pass to pass lies in memory that the
-graph reads: images, what they are held against, their places in the stream, the loss scale.
+The first passes of a kind run without a graph, and libraries choose their kernels in them. The next
+is captured, and replayed from then on. Everything that changes from pass to pass is copied into
+memory that the graph reads: images, targets, positions in the stream, the loss scale.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ _PLAIN_PASSES = 2  # of each kind, before it is captured
 
 
 class _PassInput(NamedTuple):
-    """All that a pass depends on besides the model."""
+    """Everything that a pass depends on besides the model."""
 
     images: Tensor
     targets: list[Targets]  # of each micro-batch
-    firsts: list[Tensor]  # places in the training stream, int64
-    factor: Tensor | None  # of the loss, as `PassParts.find_loss_factor` has it
+    firsts: list[Tensor]  # positions in the training stream, int64
+    factor: Tensor | None  # for the loss, from `PassParts.find_loss_factor`
 
     def tensors(self) -> list[Tensor]:
         """Every tensor, always in the same order."""
@@ -35,14 +35,14 @@ class _PassInput(NamedTuple):
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What a graph is captured for: the shapes, and which of the tensors there are."""
+        """What decides which graph is replayed: the shapes, and which tensors are present."""
         targets = tuple(
             tuple(len(labels) - labels.count(None) for labels in target) for target in self.targets
         )
         return (tuple(self.images.shape), targets, self.factor is None)
 
     def clone(self) -> "_PassInput":
-        """The same in memory of its own."""
+        """A copy in new memory."""
         return _PassInput(
             self.images.clone(memory_format=torch.channels_last),
             [tuple(WeightedLabels(*map(_clone, part)) for part in t) for t in self.targets],
@@ -51,7 +51,7 @@ class _PassInput(NamedTuple):
         )
 
     def copy_from(self, other: "_PassInput") -> None:
-        """Take over the values of another pass."""
+        """Overwrite the values with those of another pass."""
         for own, new in zip(self.tensors(), other.tensors(), strict=True):
             own.copy_(new, non_blocking=True)
 
@@ -70,10 +70,10 @@ class _Capture(NamedTuple):
 
 
 class CapturedPass:
-    """A `RunPass` that replays graphs: one for passes that begin a sum of gradients, one for more.
+    """A `RunPass` that replays graphs: one writes the gradients, another adds to them.
 
-    Gradients stay in the same memory from step to step. A pass that finds others than its own in
-    the weights is run without a graph.
+    Gradients stay in the same memory from step to step. If the weights have gradients in other
+    memory than the graph's, the pass runs without a graph.
     """
 
     def __init__(self, model: nn.Module, options: StepOptions, *, global_batch: int) -> None:
@@ -85,7 +85,7 @@ class CapturedPass:
         self._stream: Any = None
 
     def __call__(self, batches: Sequence[MicroBatch], loss_scale: Scale) -> Tensor:
-        """One pass; the sums over its images of [loss, right answers]."""
+        """Run one pass; returns [loss, correct predictions] summed over its images."""
         given = self._prepare(batches, loss_scale)
         held = [weight.grad for weight in self._weights]
         adds = any(gradient is not None for gradient in held)
@@ -108,7 +108,7 @@ class CapturedPass:
         return capture.totals.clone()  # the next replay writes over it
 
     def _prepare(self, batches: Sequence[MicroBatch], loss_scale: Scale) -> _PassInput:
-        """The images as the model sees them, and all else on the device."""
+        """The input of the model and all other values of a pass, on the device."""
         parts, device = self._parts, batches[0].labels.device
         mixes = parts.draw_mixes(batches)
         firsts = torch.tensor([batch.first for batch in batches]).pin_memory()
@@ -123,7 +123,7 @@ class CapturedPass:
         )
 
     def _run(self, given: _PassInput) -> Tensor:
-        """Forward and backward; what a graph captures, too."""
+        """Run forward and backward, directly or while a graph is being captured."""
         logits = self._parts.forward(given.images, given.firsts)
         with RANGES("loss"):
             loss, totals = self._parts.compute_loss(logits, given.targets, given.factor)
@@ -132,14 +132,14 @@ class CapturedPass:
         return totals
 
     def _owns(self, held: Sequence[Tensor | None]) -> bool:
-        """Whether these gradients lie where a graph of this pass has written them."""
+        """Whether these gradients are the memory that one of the graphs writes to."""
         return any(
             all(a is b for a, b in zip(held, capture.gradients, strict=True))
             for capture in self._captures.values()
         )
 
     def _capture(self, given: _PassInput) -> _Capture:
-        """Capture a pass; nothing is computed, and running statistics stay as they are."""
+        """Capture a pass; nothing is computed, so running statistics do not change."""
         kept, graph = given.clone(), torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         self._stream = self._stream or torch.cuda.Stream()

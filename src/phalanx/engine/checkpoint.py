@@ -1,4 +1,4 @@
-"""Training states saved to checkpoints, in the background, and loaded from them."""
+"""Saves training states to checkpoints, in the background, and loads them."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -65,7 +65,7 @@ def take_snapshot(state: TrainState) -> _Snapshot:
     If the model has stages, all of them must call it, and the first gets everything.
     """
 
-    def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
             name: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach())
             for name, t in tensors.items()
@@ -78,10 +78,10 @@ def take_snapshot(state: TrainState) -> _Snapshot:
     average = {} if state.average is None else state.average.tensors()
     gather, statistics = state.gather_to_first or dict, state.replica_statistics
     return _Snapshot(
-        weights=gather(copied(state.model.state_dict())),
-        optimizer=gather(copied(optimizer)),
-        average=gather(copied(average)),
-        replica_statistics=gather(copied(statistics.tensors())) if statistics else None,
+        weights=gather(copy_to_host(state.model.state_dict())),
+        optimizer=gather(copy_to_host(optimizer)),
+        average=gather(copy_to_host(average)),
+        replica_statistics=gather(copy_to_host(statistics.tensors())) if statistics else None,
         values=values,
         image_checksums={split: array.copy() for split, array in state.image_checksums.items()},
     )
@@ -116,7 +116,7 @@ class CheckpointSaver:
         if self._writes:
             thread = Thread(target=self._write, args=(snapshot,), name="saver")
             thread.start()
-            self._thread = thread  # only now: one that could not start cannot be joined
+            self._thread = thread  # only now: a thread that could not start cannot be joined
 
     def wait(self) -> None:
         """Wait until the last save is on disk; if it failed in any process, raise in all."""
@@ -137,7 +137,7 @@ class CheckpointSaver:
             write_checkpoint(self._folder, snapshot.step, files)
             scores = {int(step): top1 for step, top1 in snapshot.values["scores"].items()}
             prune_checkpoints(self._folder, keep=self._keep, scores=scores)
-        except Exception as failure:  # noqa: BLE001 - carried to the training thread, raised there
+        except Exception as failure:  # noqa: BLE001 - raised in the training thread
             self._failure = failure
 
 
@@ -184,7 +184,7 @@ def load_checkpoint(state: TrainState, checkpoint: Path, *, with_optimizer: bool
     load_weights(state.model, files[WEIGHTS], where=checkpoint / WEIGHTS)
     with convert_content_errors(checkpoint / OPTIMIZER):
         kept = select_own_tensors(state.model, tensors_from_bytes(files[OPTIMIZER]))
-        if state.half is None:  # and may have been otherwise in the run that a fork is from
+        if state.half is None:  # a fork's parent may have had 16-bit weights
             kept = {n: t.float() if t.dtype in HALF_TYPES.values() else t for n, t in kept.items()}
         if with_optimizer:
             restore_optimizer_state(state.model, state.optimizer, kept)

@@ -35,7 +35,7 @@ class Consensus:
         return [value] if self._ranks is None else self._ranks.gather(value)
 
     def raise_any(self, failure: Exception | None) -> None:
-        """If any process failed, raise this one's failure or FailedElsewhere, as the last call."""
+        """Raise if any process failed: this one's failure, else FailedElsewhere. The last call."""
         if self.any(failure is not None):
             self._ranks = None
             raise failure or FailedElsewhere

@@ -1,4 +1,4 @@
-"""Everything a step does after its backward pass on a GPU, in three launches, without waiting."""
+"""Everything that a step does after its backward pass on a GPU, in three kernel launches."""
 
 from math import inf
 from typing import Any
@@ -198,7 +198,7 @@ class FusedUpdate:
         return [*self._average.pairs(), *more]
 
     def _find_rows(self) -> UpdateRows:
-        """All tensors as they are now: gradients are freed and made anew, a load replaces state."""
+        """The current tensors: gradients are reallocated in every step, loading replaces state."""
         weights, formula = self._weights, self._formula
         states = formula.find_states(weights, self._optimizer)
         own, pairs = set(map(id, weights)), self._find_averaged()

@@ -75,7 +75,7 @@ class Probe:
                 if weight.requires_grad
             ),
         ]
-        if self._fused:  # these call no modules: each is observed as a whole
+        if self._fused:  # fused units call no modules: each unit is observed as a whole
             observed: Any = {unit: self._wrap_unit(unit) for unit in self._fused}
             self._model.fused = observed
         return self

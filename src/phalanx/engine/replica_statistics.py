@@ -1,4 +1,4 @@
-"""The running statistics of each replica, if a model has several.
+"""The running statistics of each replica, for runs with several replicas.
 
 A model in memory has one set of buffers. Those of each replica are kept here, and copied into the
 model for its passes. To be scored or saved, the model gets the mean over all replicas.
@@ -42,9 +42,9 @@ class ReplicaStatistics:
         self._rows: list[_Buffers] = []
         self._averaged_rows: list[_Buffers] = []  # of float buffers; empty without an average
         self._all: dict[str, Tensor] = {}  # of all replicas, from the last `load_mean_statistics`
-        self._begin_alike()
+        self._reset_rows()
 
-    def _begin_alike(self) -> None:
+    def _reset_rows(self) -> None:
         """Start every replica from the buffers of the model and its average."""
         self._rows = [_clone(self._buffers) for _ in self._turns]
         if self._average is not None:
@@ -91,16 +91,16 @@ class ReplicaStatistics:
         for rank in self._layout.peers_of(self._rank):  # the other ranks have other stages
             rows, averaged_rows = everybody[rank]
             for turn, row in zip(self._layout.turns_of(rank), rows, strict=True):
-                self._note("", turn, row)
+                self._store_row("", turn, row)
             for turn, row in zip(self._layout.turns_of(rank), averaged_rows, strict=False):
-                self._note(f"{_AVERAGE}/", turn, row)
+                self._store_row(f"{_AVERAGE}/", turn, row)
         means = {name: self._mean("", name) for name in self._buffers}
         _copy(self._buffers, means)
         if self._average is not None:
             names = self._floating(self._buffers)
             self._average.overwrite({n: self._mean(f"{_AVERAGE}/", n) for n in names})
 
-    def _note(self, prefix: str, turn: tuple[int, ...], row: _Buffers) -> None:
+    def _store_row(self, prefix: str, turn: tuple[int, ...], row: _Buffers) -> None:
         for replica in turn:
             self._all |= {f"{prefix}{replica}/{name}": now for name, now in row.items()}
 
@@ -116,8 +116,8 @@ class ReplicaStatistics:
         return dict(self._all)
 
     def load(self, tensors: Mapping[str, Tensor] | None, *, where: str) -> None:
-        """Restore what `tensors` returned; if None, all replicas start from the model's buffers."""
-        self._begin_alike()
+        """Restore what `tensors` returned; if None, all replicas get the model's buffers."""
+        self._reset_rows()
         replicas = {name.partition("/")[0] for name in tensors or {}} - {_AVERAGE}
         if tensors is None or len(replicas) != self._layout.replicas:
             return  # a fork with another number of replicas

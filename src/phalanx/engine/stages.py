@@ -13,8 +13,8 @@ from phalanx.plan.pipeline import Pass
 from phalanx.ranges import RANGES
 
 
-class _Held(NamedTuple):
-    """What a stage keeps of a micro-batch between its forward and its backward pass."""
+class _StoredPass(NamedTuple):
+    """The tensors of a micro-batch that a stage keeps between forward and backward pass."""
 
     input: Tensor
     output: Tensor  # in the last stage, the loss
@@ -71,7 +71,7 @@ class _StageTurn:
     ) -> None:
         self._parts, self._links = parts, links
         self._passes, self._loss_scale = passes, loss_scale
-        self._held: dict[int, _Held] = {}
+        self._stored: dict[int, _StoredPass] = {}
         wide = passes[0][0].images.dtype == torch.float64
         dtype = torch.float64 if wide else torch.float32
         self.totals = torch.zeros(2, dtype=dtype, device=passes[0][0].labels.device)
@@ -85,11 +85,13 @@ class _StageTurn:
     def run(self, one: Pass, arrived: IncomingTensor | None) -> None:
         """Run a pass, with what a neighbouring stage sent for it."""
         if one.kind == "forward":
-            self._held[one.number] = self._run_forward(self._passes[one.number], arrived)
+            self._stored[one.number] = self._run_forward(self._passes[one.number], arrived)
         else:
-            self._run_backward(self._held.pop(one.number), arrived)
+            self._run_backward(self._stored.pop(one.number), arrived)
 
-    def _run_forward(self, batches: Sequence[MicroBatch], arrived: IncomingTensor | None) -> _Held:
+    def _run_forward(
+        self, batches: Sequence[MicroBatch], arrived: IncomingTensor | None
+    ) -> _StoredPass:
         parts, links = self._parts, self._links
         mixes = parts.draw_mixes(batches) if links.is_first or links.is_last else []
         if arrived is None:
@@ -99,20 +101,20 @@ class _StageTurn:
         output = parts.forward(x, [batch.first for batch in batches])
         if not links.is_last:
             links.send_output(output)
-            return _Held(x, output)
+            return _StoredPass(x, output)
         targets = parts.mix_targets(batches, mixes)
         factor = parts.find_loss_factor(self._loss_scale)
         with RANGES("loss"):
             loss, totals = parts.compute_loss(output, targets, factor)
         self.totals += totals
-        return _Held(x, loss)
+        return _StoredPass(x, loss)
 
-    def _run_backward(self, held: _Held, arrived: IncomingTensor | None) -> None:
+    def _run_backward(self, stored: _StoredPass, arrived: IncomingTensor | None) -> None:
         gradient = None if arrived is None else arrived.wait()
         with RANGES("backward"):
-            torch.autograd.backward(held.output, gradient)
-        if held.input.grad is not None:
-            self._links.send_gradient(held.input.grad)
+            torch.autograd.backward(stored.output, gradient)
+        if stored.input.grad is not None:
+            self._links.send_gradient(stored.input.grad)
 
 
 class StagedScoring(nn.Module):
@@ -133,7 +135,7 @@ class StagedScoring(nn.Module):
         return self._gather_all(value if self._links.is_last or value is None else {})
 
     def forward(self, images: Tensor) -> Tensor:
-        """The logits in the last stage; zeros, which mean nothing, in the others."""
+        """The logits in the last stage; meaningless zeros in the others."""
         links = self._links
         links.begin_passes()
         x = images if links.is_first else links.receive_input().wait()

@@ -192,7 +192,7 @@ class TrainState:
         self.throughput = Throughput(**values["clock"])
         self.bad_images = dict(values["bad_images"])
         scale = values["scaler"]
-        if self.scaler is not None and scale is not None:  # else a fork begins to adapt it, or ends
+        if self.scaler is not None and scale is not None:  # a fork may differ from its parent here
             self._load_scale(DynamicLossScale.from_dict(scale))
         is_later_stage = isinstance(self.model, ModelPart) and not self.model.is_first
         if values.get("counts") is not None and not is_later_stage:
@@ -210,7 +210,7 @@ class TrainState:
             self._load_scale(scale)
 
     def _load_scale(self, scale: DynamicLossScale) -> None:
-        """Go on with a loss scale, on the device where it lies there."""
+        """Continue with a loss scale, on the device if the current one is there."""
         if isinstance(self.scaler, DeviceLossScale):
             self.scaler.load(scale)
         else:

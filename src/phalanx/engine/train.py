@@ -107,7 +107,7 @@ class TrainingLoop:
         state, plan, deps = self._state, self._plan, self._deps
         _score_if_due(state, plan, deps)  # the run may have been stopped before it was scored
         if _is_stopping(state, plan, deps):
-            raise _stopped(state, plan)  # nothing to save: this process has made no step
+            raise _make_stop_error(state, plan)  # nothing to save: this process has made no step
         self._started_at = state.step
 
     def batches(self) -> Iterator[Sequence[MicroBatch]]:
@@ -150,7 +150,7 @@ class TrainingLoop:
             _read_metrics(state, metrics, deps)  # the signal may have come after the last read
             deps.save(state)
         if stop:
-            raise _stopped(state, plan)
+            raise _make_stop_error(state, plan)
         self._last_end = perf_counter()  # what the driver does before the next step counts as busy
 
 
@@ -187,7 +187,7 @@ def _is_stopping(state: TrainState, plan: Plan, deps: LoopDependencies) -> bool:
     return deps.consensus.any(deps.stop_requested()) and state.step < plan.total_steps
 
 
-def _stopped(state: TrainState, plan: Plan) -> Stopped:
+def _make_stop_error(state: TrainState, plan: Plan) -> Stopped:
     return Stopped(
         f"stopped after step {state.step:,} of {plan.total_steps:,}; everything is saved"
     )

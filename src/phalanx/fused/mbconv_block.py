@@ -65,7 +65,7 @@ _WINDOWS = ((3, 1), (3, 2), (5, 1), (5, 2))  # kernel and stride
 
 @dataclass(frozen=True)
 class _BlockLayers:
-    """The layers of a block by what they do; the first stage's block has no expansion."""
+    """The layers of a block by their function; the block of the first stage has no expansion."""
 
     expand: nn.Conv2d | None
     expand_norm: nn.BatchNorm2d | None
@@ -79,7 +79,7 @@ class _BlockLayers:
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """All parameters by the names that gradients have here."""
+        """All parameters, by the names that their gradients have here."""
         reduce, widen = self.excite.conv_reduce, self.excite.conv_expand
         parameters: dict[str, Any] = {}
         if self.expand is not None and self.expand_norm is not None:

@@ -21,7 +21,7 @@ class SizeLimitedUnit(ManualBackwardUnit):
         self._widest, self._stride = conv.out_channels, conv.stride[0]
 
     def __call__(self, x: Tensor, noise: Tensor | None) -> Tensor:
-        """The unit's output, by its modules where a batch is too large or too small."""
+        """The unit's output, computed by its modules if a batch is too large or too small."""
         rows = count_rows(x)
         if 2 * self._stride**2 <= rows and rows * self._widest < 2**31:
             return super().__call__(x, noise)

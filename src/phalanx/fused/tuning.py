@@ -44,7 +44,7 @@ def set_compiler_cache(folder: Path | None) -> Path:
 
 
 def describe_temporary_cache(cache: Path) -> list[str]:
-    """What to say of the folder that `set_compiler_cache` chose, where it is not the user's own."""
+    """A note about the folder that `set_compiler_cache` chose, if it is not the user's own."""
     own = find_user_cache()
     if own is not None and cache == own / "kernels":
         return []
@@ -91,7 +91,7 @@ def _restore_afterwards(model: nn.Module) -> Iterator[None]:
 
 
 class ChoiceStore:
-    """The files of kernel choices: in the run they were made for, and in the cache for others."""
+    """The files of kernel choices: in the run that made them, and in the cache for other runs."""
 
     def __init__(self, run: Path | None, cache: Path) -> None:
         versions = f"{torch.cuda.get_device_name()} {torch.__version__}"

@@ -82,7 +82,7 @@ class ManualBackwardUnit(ABC):
         return y
 
     def _run_modules(self, x: Tensor, noise: Tensor | None) -> Tensor:
-        """The output of the modules, as where norms use their running statistics."""
+        """The output of the modules, which run if norms use their running statistics."""
         for module in self._modules:
             x = module(x) if noise is None else module(x, noise)
         return x

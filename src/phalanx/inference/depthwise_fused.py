@@ -13,7 +13,7 @@ from phalanx.inference.layers_fused import SILU, activate
 
 @triton.jit
 def _add_tap(acc, value, w, c, okc, C, j, i: tl.constexpr, KS: tl.constexpr):
-    """acc + value times the weight at (i, j), if there is one."""
+    """acc + value times the weight at (i, j), if that exists."""
     if (i >= 0) & (i < KS):
         weight = tl.load(w + (i * KS + j) * C + c, mask=okc, other=0.0).to(tl.float32)
         acc += value * weight[None, :]

@@ -155,7 +155,7 @@ def _count_cached_images(images: Tensor) -> int:
 
 
 def fold_model(model: nn.Module, half: torch.dtype | None) -> FoldedModel | None:
-    """The model folded for scoring; None where it cannot be folded or gains nothing."""
+    """The model folded for scoring; None if it cannot be folded or gains nothing."""
     if not isinstance(model, UnitModel) or _runs_otherwise(model):
         return None
     types = _choose_layers(next(model.parameters()), half)

@@ -29,7 +29,7 @@ _MOST_COMPILERS = 16
 def make_tiles(names: str, *rows: tuple[int, ...]) -> list[Tile]:
     """Launch parameters by name, one dict per row; the last two columns are warps and stages.
 
-    The first row must fit every layer: it is used where nothing is timed.
+    The first row must fit every layer: it is used if nothing is timed.
     """
     keys = [*names.split(), "num_warps", "num_stages"]
     return [dict(zip(keys, row, strict=True)) for row in rows]
@@ -77,7 +77,7 @@ class Launch:
 
 
 def _drop_memory(value: Any) -> Any:
-    """An empty tensor in place of one that is aligned to 16 bytes; other values as they are."""
+    """An empty tensor instead of one that is aligned to 16 bytes; other values unchanged."""
     if isinstance(value, Tensor) and value.data_ptr() % 16 == 0:
         return value.new_empty(0)
     return value

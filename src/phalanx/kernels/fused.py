@@ -17,7 +17,7 @@ def find_fused(name: str) -> Callable[..., Any] | None:
         return getattr(import_module(module), function)
     except ImportError as problem:
         if (problem.name or "").startswith("phalanx"):
-            raise  # our own mistake; hidden, a GPU would do without kernels unnoticed
+            raise  # a bug of ours: if it were hidden, a GPU would run without kernels, unnoticed
         return None
 
 

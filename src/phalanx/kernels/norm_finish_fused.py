@@ -94,7 +94,7 @@ def _finish_gradients(s, v, u, M, C, G, CENTRED: tl.constexpr, BG: tl.constexpr,
 
 
 def _find_tiles(groups: int) -> list[Tile]:
-    """Tiles for so many rows of partial sums."""
+    """The tiles for so many rows of partial sums."""
     return _LONG_TILES if groups > _LONG else _TILES
 
 

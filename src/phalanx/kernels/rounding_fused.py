@@ -1,4 +1,4 @@
-"""phalanx.kernels.rounding as one Triton kernel for any number of tensors."""
+"""phalanx.kernels.rounding as a single Triton kernel for any number of tensors."""
 
 from collections.abc import Sequence
 from functools import lru_cache

@@ -18,7 +18,7 @@ _SAVE_S = 120  # between the warning and the end, to write a checkpoint
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a scheduler starts, again and again until it is done."""
+    """A job that a scheduler restarts until it is done."""
 
     command: RankCommand
     name: str

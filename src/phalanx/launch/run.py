@@ -152,7 +152,7 @@ class _RunningLine:
             self.process.stdin.close()
 
     def kill(self) -> None:
-        """Kill what is left of it on this machine."""
+        """Kill its remaining processes on this machine."""
         if self.process.poll() is None:
             with suppress(ProcessLookupError, PermissionError):  # it has just ended
                 os.killpg(self.process.pid, signal.SIGKILL)

@@ -43,20 +43,18 @@ def supervise(
     progress: Callable[[], object],
     print_line: Callable[[str], None],
     max_restarts: int = 3,
-    environment: Mapping[str, str] | None = None,
     way_out: str = "run the same command again to continue",
 ) -> int:
     """Run the command once for each rank, until all have ended; returns the common exit code.
 
-    progress: compared after each restart; a new value resets the count of restarts. environment:
-    variables for the ranks, besides our own and those of torch.distributed. way_out: what to do
-    when no restarts are left, for the end of the message.
+    progress: compared after each restart; a new value resets the count of restarts. way_out: what
+    to do when no restarts are left, for the end of the message.
     """
     reached, in_a_row, restart = progress(), 0, 0
     with _open_pipe() as pipe, collect_signals() as signals:
         while True:
             world = _describe_world(ranks, restart)
-            variables = {**os.environ, **(environment or {}), **world, _PIPE: str(pipe)}
+            variables = {**os.environ, **world, _PIPE: str(pipe)}
             with _start_ranks(command, variables, pipe) as living:
                 rank, code = _wait_for_end(living, signals)
                 _show_stacks(living if code == _LOST_PEERS else {}, print_line)

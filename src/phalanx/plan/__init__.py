@@ -1,1 +1,1 @@
-"""All numbers that follow from a config: batches, steps, schedules, image order. No torch."""
+"""All numbers that follow from a config: batches, steps, schedules, image order; without torch."""

@@ -1,4 +1,4 @@
-"""What makes a step faster on a GPU: our own kernels, and passes replayed as CUDA graphs."""
+"""Decides whether a run uses our own kernels, CUDA graphs and torch.compile."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

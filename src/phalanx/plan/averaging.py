@@ -1,4 +1,4 @@
-"""Which weights are averaged, and with which weight each: pure arithmetic."""
+"""Which checkpoints are averaged, and how much each counts: pure arithmetic."""
 
 import sys
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from pathlib import Path
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError, suggest
 from phalanx.plan.events import Every
+from phalanx.units import format_plural
 
 _STRATEGIES = ("mean", "exponential")
 _DEFAULT_COUNT = 5  # checkpoints to average
@@ -46,7 +47,7 @@ class Averaging:
             option = f"--weight-avg-n {self.count}: " if self.count == fewest else ""
             fewer = f"give --weight-avg-n {available}, or " if available > 1 else ""
             raise ConfigError(
-                f"{option}{where} holds {available} checkpoint{'s' * (available != 1)} to average, "
+                f"{option}{where} holds {format_plural(available, 'checkpoint')} to average, "
                 f"{fewest} are needed; {fewer}train with --keep {fewest} to keep more"
             )
         if self.count == _ALL:
@@ -81,7 +82,7 @@ def build_averaging(config: Config) -> Averaging | None:
 
 
 def count_kept_checkpoints(config: Config) -> int:
-    """How many of its newest checkpoints a run keeps, at least those to be averaged."""
+    """How many of its newest checkpoints a run keeps: at least those that it averages."""
     averaging = build_averaging(config)
     if averaging is None:
         return config.run.keep

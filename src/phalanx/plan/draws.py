@@ -51,23 +51,20 @@ def draw_uniform(seed: int, name: str, positions: ArrayLike, lane: int = 0) -> N
     return bits.astype(np.float64) * 2.0**-53
 
 
-def draw_below(
-    bound: int, seed: int, name: str, positions: ArrayLike, lane: int = 0
-) -> NDArray[np.int64]:
+def draw_below(bound: int, seed: int, name: str, positions: ArrayLike) -> NDArray[np.int64]:
     """An integer in [0, bound) for each position."""
     if not 1 <= bound <= 1 << 32:
         raise ValueError(f"a bound lies between 1 and 2**32, got {bound}")
-    high = draw_bits(seed, name, positions, lane) >> np.uint64(32)
+    high = draw_bits(seed, name, positions) >> np.uint64(32)
     return ((high * np.uint64(bound)) >> np.uint64(32)).astype(np.int64)
 
 
-def draw_beta(
-    alpha: float, seed: int, name: str, positions: ArrayLike, lane: int = 0
-) -> NDArray[np.float64]:
+def draw_beta(alpha: float, seed: int, name: str, positions: ArrayLike) -> NDArray[np.float64]:
     """A number in [0, 1] from the distribution Beta(alpha, alpha) for each position."""
     places = np.asarray(positions, np.int64)
     flat = places.reshape(-1)
-    first, second = (_draw_log_gamma(alpha, seed, f"{name}-{lane}-{n}", flat) for n in (0, 1))
+    # the names of the two streams decide the bits, so they must never change
+    first, second = (_draw_log_gamma(alpha, seed, f"{name}-0-{n}", flat) for n in (0, 1))
     return (0.5 + 0.5 * np.tanh((first - second) / 2)).reshape(places.shape)
 
 

@@ -39,7 +39,7 @@ class Every:
         return numerator * parts, late * denominator, denominator * parts
 
     def _passed(self, step: int) -> int:
-        # with first = 0 the start counts as one event, which is no matter: only differences count
+        # with first = 0 the start counts as an event, too; only differences are used
         numerator, late, denominator = self._per_step
         return max(0, (step * numerator - late) // denominator + 1)
 
@@ -59,7 +59,7 @@ class Every:
 
 @dataclass(frozen=True)
 class EventKind:
-    """One of the options that say how often per epoch something is done."""
+    """An option that gives how often per epoch something is done."""
 
     flag: str
     verb: str

@@ -1,4 +1,4 @@
-"""How many bytes ranks exchange in a step, and how long that takes on a network: arithmetic.
+"""The bytes that ranks exchange in a step, and the time this takes on a network: arithmetic.
 
 The model of the network, its constants and a comparison with measurements: docs/scale.md.
 """

@@ -1,4 +1,4 @@
-"""Where a run computes: what the config leaves to the machine and the launcher."""
+"""Chooses what the config leaves to the machine and the launcher: device, threads, layout."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from phalanx.units import format_plural
 
 @dataclass(frozen=True, kw_only=True)
 class MachineChoice:
-    """Where a run computes.
+    """The machine that a run computes on.
 
     A resume reuses device, precision and threads: others would give other bits. It may have more
     devices or fewer.
@@ -96,7 +96,7 @@ def plan_layout(config: Config, machine: MachineChoice) -> Layout:
     """The layout of replicas and stages; ConfigError if config and ranks do not match."""
     replicas, devices = config.machine.replicas, machine.devices
     assert replicas is not None  # set by `resolve_replicas`
-    _refuse_unnamed_devices(config, machine)
+    _refuse_unnamed_devices(machine)
     stages = count_stages(config)
     if machine.scoring:
         return _make_scoring_layout(config, machine, stages)
@@ -143,7 +143,7 @@ def count_local_ranks(layout: Layout) -> int:
     return world.local_size if world else layout.ranks
 
 
-def _refuse_unnamed_devices(config: Config, machine: MachineChoice) -> None:
+def _refuse_unnamed_devices(machine: MachineChoice) -> None:
     """Raise ConfigError if more devices are needed than --device names."""
     device, world = machine.device, read_world()
     if device != "mps" and ":" not in device:
@@ -180,7 +180,7 @@ def refuse_missing_devices(device: str, ranks: int) -> None:
 
 
 def list_layout_notes(config: Config, layout: Layout) -> list[str]:
-    """What to say about bits that depend on the number of devices."""
+    """A note if the result depends on the number of devices in spite of strict determinism."""
     if config.machine.determinism != "strict" or not layout.span_groups:
         return []
     most = layout.replicas // layout.bn_span * layout.stages
@@ -225,6 +225,7 @@ def resolve_replicas(settings: Settings) -> Settings:
         return settings
     train, notes, batch = config.train, settings.notes, config.data.batch_size
     passes = train.gradient_accumulation or 1
+    changes: dict[str, int | None] = {"replicas": room}
     if asked is not None:
         becomes = f" and a global batch of {batch * passes * room:,}"
         each = f" of {stages} stages" * (stages > 1)
@@ -236,15 +237,12 @@ def resolve_replicas(settings: Settings) -> Settings:
     elif train.global_batch_size is None:
         kept = batch * passes * settings.numbered_replicas
         _check_kept_batch(settings, kept, replicas=room)
-        update = {"global_batch_size": kept, "gradient_accumulation": None}
-        train = train.model_copy(update=update)
-    machine = config.machine.model_copy(update={"replicas": room})
-    config = config.model_copy(update={"machine": machine, "train": train})
-    return replace(settings, config=config, notes=notes)
+        changes |= {"global-batch-size": kept, "gradient-accumulation": None}
+    return replace(settings, config=config.replace_options(changes), notes=notes)
 
 
 def _check_kept_batch(settings: Settings, global_batch: int, *, replicas: int) -> None:
-    """Raise ConfigError if so many replicas cannot divide the batch of another number."""
+    """Raise ConfigError if so many replicas cannot share a batch made for another number."""
     micro_batch = settings.config.data.batch_size
     try:
         count_accumulation(global_batch, micro_batch=micro_batch, replicas=replicas, kept=True)

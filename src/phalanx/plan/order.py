@@ -1,4 +1,4 @@
-"""The order of training images: arithmetic from a position in the stream to an image."""
+"""The order of training images: which image is at which position of the stream, by arithmetic."""
 
 from dataclasses import dataclass
 from math import isqrt

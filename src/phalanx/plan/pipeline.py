@@ -1,4 +1,4 @@
-"""The stages of a model: where they start, and in which order each runs its passes."""
+"""The stages of a model: where each starts, and the order of its passes."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence

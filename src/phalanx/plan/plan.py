@@ -137,19 +137,6 @@ class Plan:
         plain["loss_scale_automatic"] = self.loss_scale.automatic
         return plain
 
-    def at(self, step: int) -> dict[str, float]:
-        """Learning rate and loss scale of the step after `step` finished ones.
-
-        For an automatic scale it is the initial one: later values cannot be known.
-        """
-        scale = self.loss_scale
-        return {
-            "step": step,
-            "lr": self.lr(step),
-            "loss_scale": scale.at(step),
-            "automatic": scale.automatic,
-        }
-
 
 def make_plan(
     config: Config,
@@ -218,27 +205,16 @@ def _plan_pieces(
     user_options: Collection[str],
 ) -> _PlanPieces:
     """The independent parts of a plan; the problems of all of them are reported together."""
-    per_epoch, total = run.steps_per_epoch, run.total_steps
-    image_size = choose_image_size(config)
     epochs = None if config.train.epochs is None else Fraction(str(config.train.epochs))
-    growth: Growth = ()
+    growth = _plan_growth(config, run, problems)
     with problems.collect():
-        growth = plan_resolutions(config, image_size, run)
-    with problems.collect():
-        check_image_sizes(config, image_size, growth)
-    with problems.collect():
-        peak = find_peak_lr(
-            config.schedule,
-            global_batch=count_global_batch(config),
-            accumulation=_count_accumulation(config),
-        )
-        schedule, schedule_notes = _plan_schedule(config, peak, run, user_options=user_options)
+        schedule, schedule_notes = _plan_schedule(config, run, user_options=user_options)
     with problems.collect():
         loss_scale = make_loss_scale(
             config,
             precision=machine.precision,
-            epochs=epochs or total / per_epoch,
-            steps_per_epoch=per_epoch,
+            epochs=epochs or run.total_steps / run.steps_per_epoch,
+            steps_per_epoch=run.steps_per_epoch,
         )
     with problems.collect():
         log, save, event_notes = _plan_events(config, run, epochs, user_options=user_options)
@@ -256,19 +232,40 @@ def _plan_pieces(
     if pipeline is not None:
         patterns = add_stage_outputs(pipeline, config, patterns, folded=layout.stages == 1)
     workers = count_workers(config, count_local_ranks(layout))
-    faster = plan_acceleration(config, machine, layout, recomputes=patterns is not None)
+    acceleration = plan_acceleration(config, machine, layout, recomputes=patterns is not None)
     warnings = (
         *shifts,
         *schedule_notes,
         *event_notes,
         *list_loss_scale_warnings(config, precision=machine.precision),
-        *(*faster.notes, *list_layout_notes(config, layout)),
+        *acceleration.notes,
+        *list_layout_notes(config, layout),
         *list_unused_options(config, user_options, machine=machine, layout=layout, workers=workers),
     )
     return _PlanPieces(
-        *(layout, pipeline, faster, workers, growth, patterns),
-        *(log, save, schedule, loss_scale, warnings),
+        layout=layout,
+        pipeline=pipeline,
+        acceleration=acceleration,
+        workers=workers,
+        growth=growth,
+        recompute_patterns=patterns,
+        log=log,
+        save=save,
+        schedule=schedule,
+        loss_scale=loss_scale,
+        warnings=warnings,
     )
+
+
+def _plan_growth(config: Config, run: RunLength, problems: ProblemCollector) -> Growth:
+    """The sizes of training images before the last, checked with it against the network."""
+    image_size = choose_image_size(config)
+    growth: Growth = ()
+    with problems.collect():
+        growth = plan_resolutions(config, image_size, run)
+    with problems.collect():
+        check_image_sizes(config, image_size, growth)
+    return growth
 
 
 def _plan_events(
@@ -291,9 +288,14 @@ def _plan_events(
 
 
 def _plan_schedule(
-    config: Config, peak: float, run: RunLength, *, user_options: Collection[str]
+    config: Config, run: RunLength, *, user_options: Collection[str]
 ) -> tuple[Schedule, list[str]]:
     """The learning-rate schedule of the run, and warnings about it."""
+    peak = find_peak_lr(
+        config.schedule,
+        global_batch=count_global_batch(config),
+        accumulation=_count_accumulation(config),
+    )
     options = read_schedule_options(config.schedule)
     start = find_schedule_start(config.schedule, run)
     scheduled = RunLength(run.total_steps - start, run.steps_per_epoch)

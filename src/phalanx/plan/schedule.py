@@ -19,24 +19,24 @@ from phalanx.units import (
     parse_rate,
 )
 
-_MOST_LOOKED_AT = 2_000  # steps of a long warm-up, before the best of them is looked at closely
+_MOST_SAMPLED = 2_000  # steps of a long warm-up, before all those around the best are compared
 _NO_WARMUP = Duration(Fraction(0), "ep")
 _Position = int | Fraction  # in steps; a fraction where a period begins between two of them
 
 
 @dataclass(frozen=True)
 class _Warmup:
-    """One way to begin gently."""
+    """One way to warm up."""
 
-    ahead: int  # 0: the first step runs at nothing; 1: it already has its share
-    shifts: bool  # whether the schedule waits for the warm-up to end
+    offset: int  # steps added to the ramp: with 0, the first step has rate 0
+    shifts: bool  # whether the schedule starts only after the warm-up
 
 
 WARMUPS: dict[str, _Warmup] = {
-    "ramp": _Warmup(ahead=0, shifts=False),
-    "ramp-shift": _Warmup(ahead=0, shifts=True),
-    "mask": _Warmup(ahead=1, shifts=False),
-    "shift": _Warmup(ahead=1, shifts=True),
+    "ramp": _Warmup(offset=0, shifts=False),
+    "ramp-shift": _Warmup(offset=0, shifts=True),
+    "mask": _Warmup(offset=1, shifts=False),
+    "shift": _Warmup(offset=1, shifts=True),
 }
 
 
@@ -51,12 +51,12 @@ class Schedule:
     warmup: int = 0
     warmup_mode: str = "ramp"  # a row of WARMUPS
     staircase: bool = False  # the rate of an epoch's first step stays for all of it
-    freq: Fraction = Fraction(0)  # times an epoch that the shape is looked at; 0: every step
+    freq: Fraction = Fraction(0)  # times per epoch that the rate follows the shape; 0: every step
     milestones: tuple[Fraction, ...] = ()  # of a step schedule, in steps
     phases: tuple[float, ...] = (1.0,)  # of a step schedule: shares of the peak between milestones
     decay: float = 1.0  # of an exponential schedule: the factor of one period
     period: Fraction = Fraction(1)  # of an exponential schedule, in steps
-    length: int = 0  # steps a cosine or polynomial falls for; 0: what the run has for it
+    length: int = 0  # steps for which a cosine or polynomial falls; 0: to the end of the run
     power: float = 2.0  # of a polynomial schedule
     end_ratio: float = 0.0  # of a cosine or polynomial: where it ends, as a share of the peak
     start: int = 0  # the step of the run that all steps here are counted from
@@ -64,7 +64,7 @@ class Schedule:
     def lr(self, step: int) -> float:
         """Learning rate of the step that follows `step` finished ones.
 
-        Before the start the rate is the first one, and past the end it stays where it ended.
+        Before the start it is the first rate of the schedule, past the end the last one.
 
         >>> drops = Schedule(
         ...     shape="step", peak=1.0, total=6, milestones=(Fraction(4),), phases=(1.0, 0.5),
@@ -77,45 +77,45 @@ class Schedule:
         if self.staircase:
             at = _floor_to_period(at, self.steps_per_epoch)
         mode = WARMUPS[self.warmup_mode]
-        rate = self._falling(max(0, at - self.warmup) if mode.shifts else at)
+        rate = self._rate_without_warmup(max(0, at - self.warmup) if mode.shifts else at)
         if at >= self.warmup:
             return rate
-        return rate * (at + mode.ahead) / (self.warmup + mode.ahead)
+        return rate * (at + mode.offset) / (self.warmup + mode.offset)
 
     def find_highest(self) -> float:
-        """The highest rate that a step has: within the warm-up or right after it, as all fall."""
+        """The highest rate of any step: in the warm-up or right after it, as all shapes fall."""
         rising = self.warmup + ceil(self.steps_per_epoch) * self.staircase  # or an epoch later
         first, last = self.start, self.start + min(rising, self.total - 1)
-        stride = max(1, (last - first) // _MOST_LOOKED_AT)
+        stride = max(1, (last - first) // _MOST_SAMPLED)
         best = max(range(first, last + 1, stride), key=self.lr)
         near = range(max(first, best - stride), min(last, best + stride) + 1)
         return max(map(self.lr, (*near, last)))
 
-    def _falling(self, at: _Position) -> float:
+    def _rate_without_warmup(self, at: _Position) -> float:
         if self.freq:
-            at = _floor_to_period(at, self._refresh)
+            at = _floor_to_period(at, self._update_period)
         end = self.peak * self.end_ratio
         return (self.peak - end) * SHAPES[self.shape](self, at) + end
 
     def decay_progress(self, at: _Position) -> float:
-        """The share of a cosine's or polynomial's fall that lies behind."""
-        return min(1.0, float(at / self._fall))
+        """The share of its fall that a cosine or polynomial has completed."""
+        return min(1.0, float(at / self._fall_steps))
 
     @cached_property
-    def _refresh(self) -> Fraction:
+    def _update_period(self) -> Fraction:
         return self.steps_per_epoch / self.freq
 
     @cached_property
-    def _fall(self) -> int:
-        waits = self.warmup if WARMUPS[self.warmup_mode].shifts else 0
-        return self.length or self.total - waits
+    def _fall_steps(self) -> int:
+        delay = self.warmup if WARMUPS[self.warmup_mode].shifts else 0
+        return self.length or self.total - delay
 
 
 def _floor_to_period(at: _Position, period: Fraction) -> Fraction:
-    """Where the period that holds `at` began.
+    """The start of the period that contains `at`.
 
-    Rounding down, a rate that is refreshed now and then is never ahead of its schedule: drops
-    come at their epoch, and the last period of a cosine still learns.
+    Rounding down keeps a rate that changes once per period from being ahead of its schedule: a
+    drop comes at its epoch, and the last period of a cosine still has a rate above 0.
     """
     return at // period * period
 
@@ -127,7 +127,7 @@ SHAPES: dict[str, Callable[[Schedule, _Position], float]] = {  # shares of the p
     "polynomial": lambda s, at: (1 - s.decay_progress(at)) ** s.power,
     "constant": lambda s, at: 1.0,
 }
-_FALLING = ("cosine", "polynomial")  # those that end at a chosen step
+_WITH_END = ("cosine", "polynomial")  # those that end at a chosen step
 
 
 def find_peak_lr(config: ScheduleConfig, *, global_batch: int, accumulation: int = 1) -> float:
@@ -184,7 +184,7 @@ def read_schedule_options(config: ScheduleConfig) -> ScheduleOptions:
 
 
 def find_schedule_start(config: ScheduleConfig, run: RunLength) -> int:
-    """The step at which the schedule begins; ConfigError where that is not in the run."""
+    """The step at which the schedule begins; ConfigError if it is not within the run."""
     start = run.count_steps(parse_duration(config.lr_schedule_start))
     if start >= run.total_steps:
         raise ConfigError(
@@ -197,7 +197,7 @@ def find_schedule_start(config: ScheduleConfig, run: RunLength) -> int:
 def make_schedule(
     options: ScheduleOptions, peak: float, run: RunLength, *, start: int = 0
 ) -> Schedule:
-    """The schedule of a run, or of what is left of it; what cannot be done is refused."""
+    """The schedule of a run or of the rest of one; ConfigError lists what is impossible."""
     problems = list_schedule_problems(options, run)
     if problems:
         raise ConfigError("\n".join(problems))
@@ -220,13 +220,13 @@ def make_schedule(
         period=run.exact_steps(options.period) if options.period else refresh,
         length=run.count_steps(options.length) if options.length else 0,
         power=options.power,
-        end_ratio=options.end_ratio if options.shape in _FALLING else 0.0,
+        end_ratio=options.end_ratio if options.shape in _WITH_END else 0.0,
         start=start,
     )
 
 
 def _list_drops(options: ScheduleOptions, run: RunLength) -> list[tuple[Fraction, str]]:
-    """The steps from which on the rate of a step schedule is lower, each as it was given."""
+    """The steps at which the rate of a step schedule drops, each with the text that gave it."""
     if options.shape != "step":
         return []
     if options.drop_after:
@@ -235,11 +235,11 @@ def _list_drops(options: ScheduleOptions, run: RunLength) -> list[tuple[Fraction
     return [(run.exact_steps(milestone), str(milestone)) for milestone in options.milestones]
 
 
-# --- what cannot be done, and what may not be meant ---
+# --- impossible schedules, and unusual ones ---
 
 
 def list_schedule_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
-    """Why the run cannot have this schedule, each with the way out; nothing if it can."""
+    """Why the schedule is impossible in this run, each with what to do; empty if it is possible."""
     return [
         *_list_warmup_problems(options, run),
         *_list_drop_problems(options, run),
@@ -257,8 +257,8 @@ def _list_warmup_problems(options: ScheduleOptions, run: RunLength) -> list[str]
             f"--warmup-epoch: {options.warmup} is {warmup} steps, longer than the run of {total}; "
             f"shorten it or give it as a share, such as 10%"
         ]
-    waits = WARMUPS[options.warmup_mode].shifts
-    if waits and warmup == total and options.shape in _FALLING and not options.length:
+    shifts = WARMUPS[options.warmup_mode].shifts
+    if shifts and warmup == total and options.shape in _WITH_END and not options.length:
         return [
             f"--warmup-mode {options.warmup_mode}: the warm-up takes all {total} steps and leaves "
             f"none to the {options.shape}; shorten --warmup-epoch, or choose ramp or mask"
@@ -267,7 +267,7 @@ def _list_warmup_problems(options: ScheduleOptions, run: RunLength) -> list[str]
 
 
 def _list_drop_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
-    """What is wrong with where a step schedule falls."""
+    """What is wrong with the drops of a step schedule."""
     if options.shape != "step":
         return []
     if options.milestones and options.drop_after:
@@ -288,7 +288,7 @@ def _list_drop_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
 
 def _list_drop_order_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
     """What is wrong with the order of the drops."""
-    flag, drops = _drop_flag(options), _list_asked_drops(options, run)
+    flag, drops = _find_drop_flag(options), _list_unrounded_drops(options, run)
     if drops[0][0] == 0:
         return [f"{flag}: {drops[0][1]} is the start of the run; lower --lr instead"]
     for (earlier, first), (later, second) in pairwise(drops):
@@ -298,24 +298,24 @@ def _list_drop_order_problems(options: ScheduleOptions, run: RunLength) -> list[
     return []
 
 
-def _list_asked_drops(options: ScheduleOptions, run: RunLength) -> list[tuple[Fraction, str]]:
-    """The drops, not rounded to steps: in a very short run two may come with the same one."""
+def _list_unrounded_drops(options: ScheduleOptions, run: RunLength) -> list[tuple[Fraction, str]]:
+    """The drops, not rounded to steps: in a very short run two may round to the same one."""
     shares = [(share, f"{float(share):g}") for share in options.drop_after]
     return shares or _list_drops(options, run)
 
 
 def refuse_joint_drops(options: ScheduleOptions, run: RunLength) -> None:
-    """Raise ConfigError where two drops that the user asked for would come with one step."""
+    """Raise ConfigError if two drops that the user has given would happen at the same step."""
     for (earlier, first), (later, second) in pairwise(_list_drops(options, run)):
         if later == earlier:
             raise ConfigError(
-                f"{_drop_flag(options)}: {first} and {second} are both step {later} of a run of "
-                f"{run.total_steps}; train longer, or write {second}"
+                f"{_find_drop_flag(options)}: {first} and {second} are both step {later} of a run "
+                f"of {run.total_steps}; train longer, or write {second}"
             )
 
 
-def _drop_flag(options: ScheduleOptions) -> str:
-    """The option that says where the rate falls."""
+def _find_drop_flag(options: ScheduleOptions) -> str:
+    """The option that gives the drops."""
     return "--lr-drop-after" if options.drop_after else "--lr-epoch-decay"
 
 
@@ -338,7 +338,7 @@ def _list_decay_problems(options: ScheduleOptions) -> list[str]:
 
 
 def _list_length_problems(options: ScheduleOptions) -> list[str]:
-    """What is wrong with the lengths of a fall and of a period."""
+    """What is wrong with --lr-decay-length and --lr-decay-period."""
     lengths = {"--lr-decay-length": options.length, "--lr-decay-period": options.period}
     return [
         f"{flag}: {length} is too short to fall in; make it longer or leave it out"
@@ -366,13 +366,13 @@ def _list_staircase_problems(options: ScheduleOptions, run: RunLength) -> list[s
 
 def _starts_at_zero(options: ScheduleOptions) -> bool:
     """Whether the first step has a rate of 0."""
-    return options.warmup.amount > 0 and WARMUPS[options.warmup_mode].ahead == 0
+    return options.warmup.amount > 0 and WARMUPS[options.warmup_mode].offset == 0
 
 
 def list_schedule_warnings(options: ScheduleOptions, run: RunLength) -> list[str]:
-    """What the run does with its schedule that may not be meant."""
+    """Effects of the schedule that the user may not have intended."""
     warnings = [
-        f"{_drop_flag(options)}: {text} is step {ceil(step)}, and the run ends at "
+        f"{_find_drop_flag(options)}: {text} is step {ceil(step)}, and the run ends at "
         f"{run.total_steps}; the rate does not fall there"
         for step, text in _list_drops(options, run)
         if step > run.total_steps - 1

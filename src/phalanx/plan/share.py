@@ -22,13 +22,13 @@ class Share:
                 raise ValueError(f"replica {replica} is not one of {self.replicas}, from 0 on")
 
     def slices(self, count: int) -> list[int]:
-        """Its slices out of the `count` of a step; ValueError unless replicas get equal numbers."""
+        """Its slices among the `count` of a step; ValueError unless replicas get equal numbers."""
         if count % self.replicas:
             raise ValueError(f"{count} micro-batches do not divide among {self.replicas} replicas")
         return [first + r for first in range(0, count, self.replicas) for r in self.own]
 
     def batches(self, count: int) -> list[int]:
-        """The batches it scores out of the `count` of a split; shares may differ by one."""
+        """The batches it scores among the `count` of a split; shares may differ by one."""
         return [number for number in range(count) if number % self.replicas in self.own]
 
 

@@ -1,4 +1,4 @@
-"""Options that have no effect in a run: reported, because nothing else would show it."""
+"""Finds options that have no effect in a run, which nothing else would show."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
@@ -173,11 +173,10 @@ def _list_idle_devices(
     """The options for many devices that have no effect with the devices in use."""
     options = config.machine
     if layout.ranks == 1:
-        told = (
-            user_options if layout.replicas > 1 else given
-        )  # a preset for many ranks is folded onto one
+        # a preset for many ranks may be folded onto one: only the user's own options are reported
+        reported = user_options if layout.replicas > 1 else given
         for name in ("bucket-mib", "rank-timeout"):
-            if name in told:
+            if name in reported:
                 yield f"--{name} has no effect with one rank, which has no others to talk to"
     if options.devices is not None and machine.launched:
         yield f"--devices {options.devices} has no effect: the launcher started the ranks"

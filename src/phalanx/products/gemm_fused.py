@@ -29,7 +29,7 @@ from phalanx.products.epilogue_fused import (
 
 
 def _describe_flags(info: Any) -> str:
-    """A name that tells the uses of a kernel apart in a profile."""
+    """A name that distinguishes the uses of a kernel in a profile."""
     flags = {key: info.constants.get(key) for key in ("PRE", "AFFINE", "ADD", "ACT", "SUMS")}
     return "_".join(f"{key.lower()}{int(value or 0)}" for key, value in flags.items())
 

@@ -302,7 +302,7 @@ def _format_steps(steps: set[int]) -> str:
     starts = sorted(step for step in steps if step - 1 not in steps)
     ends = sorted(step for step in steps if step + 1 not in steps)
     spans = [f"{a:,} to {b:,}" if a < b else f"{a:,}" for a, b in zip(starts, ends, strict=True)]
-    more = f" and {len(spans) - _SPANS:,} more stretches" if len(spans) > _SPANS else ""
+    more = f" and {len(spans) - _SPANS:,} more ranges" if len(spans) > _SPANS else ""
     words = f"step{'s' * (len(steps) > 1)} {', '.join(spans[:_SPANS])}{more}"
     return words if steps else ""
 

@@ -102,7 +102,7 @@ def open_trial_log(folder: Path, trial: Trial, should_stop: Callable[[], bool]) 
 
 
 def _interrupt_leftover(trial: Trial, log: Path) -> bool:
-    """Interrupt the process that a killed sweep left behind; False where none is known."""
+    """Interrupt the process that a killed sweep left behind; False if none is known."""
     if trial.process is None:
         return False  # killed at the very moment it was started: wait for it
     host, pid = trial.process

@@ -206,7 +206,7 @@ class _TrialRunner:
         return _ProcessResult(exit_code, process.read_output(monitor.log))
 
     def _finish_trial(self, monitor: "_TrialMonitor", result: _ProcessResult | None) -> Trial:
-        """The finished trial, or Stopped with everything left as it is."""
+        """The finished trial; raises Stopped, which leaves everything as it is."""
         trial = replace(monitor.trial, process=None, rungs=monitor.pruner.rungs)
         if result is None or monitor.is_pruned:
             return replace(trial, state="pruned", exit_code=result.exit_code if result else None)

@@ -106,7 +106,7 @@ class _TrackerProcess:
             self._stdin.close()
 
     def is_running(self) -> bool:
-        """Whether it still runs after it was told to end."""
+        """Whether it is still running after it was asked to end."""
         self._send_last()
         self.print_notes()
         return self._process.poll() is None
@@ -201,7 +201,7 @@ def track_run(
     chosen: Mapping[str, Mapping[str, Any]],
     print_note: Callable[[str], None],
 ) -> Iterator[None]:
-    """Within the block the run is tracked; the way it is left says how the run has ended."""
+    """Context in which the run is tracked; how it is left says how the run has ended."""
     trackers.start(run, chosen, print_note)
     end: END = "failed"
     try:

@@ -28,7 +28,7 @@ from phalanx.data.formats.sources import (
     open_format,
     set_limits,
 )
-from phalanx.data.layouts.listing import LayoutOptions
+from phalanx.data.layouts.listing import DEFAULT_LAYOUT, LayoutOptions
 from phalanx.data.layouts.snapshot import hash_files
 from phalanx.errors import ConfigError, DataError
 from phalanx.plan.machine import count_cores
@@ -36,7 +36,6 @@ from phalanx.plan.machine import count_cores
 SPLITS = ("train", "valid")
 TASK_IMAGES = 16
 OnProgress = Callable[[str, int, int], object]  # called with split, images done, and total
-_DEFAULT_LAYOUT = LayoutOptions()
 _Numbers = Sequence[int] | NDArray[np.int64]
 
 
@@ -75,7 +74,7 @@ class SourceOptions(NamedTuple):
     """How a dataset is read: limits, layout, and a validation split to hold out."""
 
     limits: ReadLimits = DEFAULT_LIMITS  # an image that exceeds them is bad
-    layout: LayoutOptions = _DEFAULT_LAYOUT
+    layout: LayoutOptions = DEFAULT_LAYOUT
     val_split: ValSplit | None = None
 
 
@@ -168,10 +167,8 @@ def make_tasks(split: SourceSplit, numbers: _Numbers) -> Iterator[ImageTask]:
     for start in range(0, len(numbers), TASK_IMAGES):
         some = [int(number) for number in numbers[start : start + TASK_IMAGES]]
         samples = None if in_order is None else list(islice(in_order, len(some)))
-        if samples is not None:
-            some = some[
-                : len(samples)
-            ]  # fewer where the source lost images since they were counted
+        if samples is not None:  # fewer if the source has lost images since they were counted
+            some = some[: len(samples)]
         yield ImageTask(split.key, some, samples)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.formats.arrays import ArraySource, build_array_source, read_archive
-from phalanx.data.formats.image_file import open_data_file
+from phalanx.data.formats.image_file import read_data_file
 from phalanx.data.formats.index import convert_read_errors
 from phalanx.errors import DataError
 
@@ -67,7 +67,7 @@ def open_cifar(data: str, folder: Path, split: str) -> ArraySource:
         contents = read_archive(location, members, hint="fetch it again")
     else:
         with convert_read_errors(location, "fetch it again"):
-            contents = [_read_file(location / name) for name in names]
+            contents = [read_data_file(location / name) for name in names]
     batches = [
         _to_records(layout, location / name, content)
         for name, content in zip(names, contents, strict=True)
@@ -79,11 +79,6 @@ def open_cifar(data: str, folder: Path, split: str) -> ArraySource:
     pixels = records[:, layout.label_bytes :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     labels = records[:, layout.label_bytes - 1]
     return build_array_source(data, np.ascontiguousarray(pixels), labels, files=names)
-
-
-def _read_file(path: Path) -> bytes:
-    with open_data_file(path) as file:
-        return file.read()
 
 
 def has_cifar_files(root: Path, data: str) -> bool:

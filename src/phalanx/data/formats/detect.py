@@ -12,7 +12,7 @@ from phalanx.data.formats.folder import describe_layout
 from phalanx.data.formats.index import IndexedSource, convert_read_errors
 from phalanx.data.formats.sources import DATA_FORMATS, FOLDER_FORMS, Source, refuse_no_folder
 from phalanx.data.layouts.image_files import has_images, has_loose_images, list_folders
-from phalanx.data.layouts.listing import LayoutOptions
+from phalanx.data.layouts.listing import DEFAULT_LAYOUT, LayoutOptions
 from phalanx.data.layouts.split_folders import find_split_folders
 from phalanx.disk import quote_path
 from phalanx.errors import ConfigError, DataError
@@ -21,12 +21,10 @@ _MAX_DEPTH = 3
 # folders below these may hold more datasets; folders of images are not searched
 _SEARCHED_BELOW = {"packed", "cifar10", "cifar100", "mnist", "fashion-mnist"}
 _IMAGENET_FORMS = (*FOLDER_FORMS, "tfrecord", "tar", "parquet", "packed")
-_DEFAULT_LAYOUT = LayoutOptions()
 _TABLES = (".csv", ".tsv", ".jsonl")  # may hold labels
 _COMPRESSED_SHARD = re.compile(
     r"(\S+-)?(train|validation|valid|val)-\d+(-of-\d+)?(\.tfrecords?)?(\.tar)?\.(tgz|gz|bz2|xz|zst)"
 )
-_MEND_RIGHTS = "check its permissions"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +36,7 @@ class DetectedDataset:
     files: str  # a description of its files
 
 
-def detect_datasets(root: Path, layout: LayoutOptions = _DEFAULT_LAYOUT) -> list[DetectedDataset]:
+def detect_datasets(root: Path, layout: LayoutOptions = DEFAULT_LAYOUT) -> list[DetectedDataset]:
     """Every dataset in a folder and up to three levels below it, the nearest first.
 
     If the layout says how images get their classes, the folder is one dataset of images.
@@ -61,7 +59,7 @@ def detect_datasets(root: Path, layout: LayoutOptions = _DEFAULT_LAYOUT) -> list
 
 def _descend(folder: Path) -> Path:
     """The folder with the images, below folders that contain only the next one."""
-    with convert_read_errors(folder, _MEND_RIGHTS):
+    with convert_read_errors(folder):
         for _ in range(_MAX_DEPTH):
             inner = list_folders(folder)
             is_way = len(inner) == 1 and find_split_folders(folder, loose=True).flat
@@ -93,7 +91,7 @@ def locate_dataset(data: str, root: Path, layout: LayoutOptions) -> tuple[str, P
     if data not in DATA_FORMATS or data not in DATASETS or not root.is_dir():
         return data, root
     plain = layout.labels is None and layout.class_from is None
-    with convert_read_errors(root, _MEND_RIGHTS):
+    with convert_read_errors(root):
         if plain and DATA_FORMATS[data].is_in(root):
             return data, root
     forms = {"imagenet": _IMAGENET_FORMS, "folder": FOLDER_FORMS}.get(data, (data,))
@@ -156,7 +154,7 @@ def describe_files(sources: Iterable[Source]) -> str:
         if isinstance(source, IndexedSource):
             files = source.index.files
             last = f" to {files[len(files) - 1]}" if len(files) > 1 else ""
-            shown[f"{files[0]}{last}"] = None  # once, where one set was split in two
+            shown[f"{files[0]}{last}"] = None  # once, if one set was split in two
     return " and ".join(shown)
 
 
@@ -214,7 +212,7 @@ def _search(root: Path) -> Iterator[tuple[Path, list[str]]]:
     for depth in range(_MAX_DEPTH + 1):
         below: list[Path] = []
         for folder in level:
-            with convert_read_errors(folder, _MEND_RIGHTS):
+            with convert_read_errors(folder):
                 formats = [name for name, kind in DATA_FORMATS.items() if kind.is_in(folder)]
             if "folder" in formats and "imagenet" in formats:
                 formats.remove("folder")  # the same files; imagenet is more specific

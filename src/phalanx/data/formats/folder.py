@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from phalanx.data.formats.decode import BadImage
-from phalanx.data.formats.image_file import open_data_file
+from phalanx.data.formats.image_file import read_data_file
 from phalanx.data.formats.index import (
     Index,
     IndexedSource,
@@ -21,6 +21,7 @@ from phalanx.data.formats.index import (
 from phalanx.data.layouts import labels_file
 from phalanx.data.layouts.image_files import find_image_suffixes, list_folders
 from phalanx.data.layouts.listing import (
+    DEFAULT_LAYOUT,
     LayoutOptions,
     Listing,
     list_by_folder,
@@ -42,11 +43,7 @@ from phalanx.errors import ConfigError, DataError
 
 _FINDINGS_SHOWN = 10
 _SMALL_TABLE = 2**21  # bytes of a table of labels up to which all its images are checked
-_CHECK_PERMISSIONS = "check its permissions"
-_DEFAULT_LAYOUT = LayoutOptions()
 NO_VALID_SPLIT = "hold some out with --val-split 10%"
-
-_Select = Callable[[list[str]], list[str]]  # a class's files to those of a split, by rule 1
 
 
 class FolderSource(IndexedSource):
@@ -93,7 +90,7 @@ class _SplitPlan:
 def open_folder(
     root: Path,
     split: str,
-    layout: LayoutOptions = _DEFAULT_LAYOUT,
+    layout: LayoutOptions = DEFAULT_LAYOUT,
     *,
     form: str = "folder",
     tables: Iterable[Path] = (),
@@ -111,9 +108,9 @@ def open_folder(
     )
 
 
-def describe_layout(root: Path, layout: LayoutOptions = _DEFAULT_LAYOUT) -> str:
+def describe_layout(root: Path, layout: LayoutOptions = DEFAULT_LAYOUT) -> str:
     """A line on how a folder is read."""
-    with convert_read_errors(root, _CHECK_PERMISSIONS):
+    with convert_read_errors(root):
         if layout.labels is not None:
             table = _read_label_table(root, layout)
             return labels_file.describe_table(table, Path(layout.labels).name)
@@ -130,7 +127,7 @@ def describe_layout(root: Path, layout: LayoutOptions = _DEFAULT_LAYOUT) -> str:
 
 def has_split(root: Path, split: str, layout: LayoutOptions) -> bool:
     """Whether a folder has a split."""
-    with convert_read_errors(root, _CHECK_PERMISSIONS):
+    with convert_read_errors(root):
         if layout.labels is not None:
             return split in _read_label_table(root, layout).splits
         return _find_folders(root, layout).find(split) is not None
@@ -142,7 +139,7 @@ def has_split(root: Path, split: str, layout: LayoutOptions) -> bool:
 def _make_plan(root: Path, split: str, layout: LayoutOptions, form: str) -> _SplitPlan:
     """How the images of a split are found; raises DataError if the folder lacks the split."""
     key = f"{form}-{split}{layout.key}"
-    with convert_read_errors(root, _CHECK_PERMISSIONS):
+    with convert_read_errors(root):
         if layout.labels is not None:
             return _plan_by_table(root, split, layout, key)
         folders = _find_folders(root, layout)
@@ -287,11 +284,12 @@ def _read_label_table(root: Path, layout: LayoutOptions) -> labels_file.LabelTab
 
 
 def _read_text(path: Path) -> str:
-    with convert_read_errors(path, _CHECK_PERMISSIONS), open_data_file(path) as file:
-        try:
-            return file.read().decode()
-        except UnicodeDecodeError:
-            raise DataError(f"{path}: not UTF-8 text; save it as UTF-8") from None
+    with convert_read_errors(path):
+        content = read_data_file(path)
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: not UTF-8 text; save it as UTF-8") from None
 
 
 def _read_classes(folder: Path) -> tuple[str, ...]:
@@ -313,7 +311,7 @@ def open_with_first_val_split(root: Path, split: str, *, share: float, seed: int
     """One side of a folder as split by rule 1: each image at random, from its name and the seed."""
     if not 0 < share < 1:
         raise ConfigError(f"--val-split: expected a share between 0% and 100%, got {share:.0%}")
-    with convert_read_errors(root, _CHECK_PERMISSIONS):
+    with convert_read_errors(root):
         folders = find_split_folders(root, rule=1)
         if folders.valid is not None:
             raise ConfigError(
@@ -353,7 +351,7 @@ def _open_index(plan: _SplitPlan, build: Callable[[], Index]) -> Index:
             rows += snapshot_folder(plan.folder, known, rule=plan.rule, by_class_folder=by_class)
         return [*rows, *snapshot_files(plan.root, plan.tables)]
 
-    with convert_read_errors(plan.folder, _CHECK_PERMISSIONS):
+    with convert_read_errors(plan.folder):
         return load_or_build_index(plan.root, plan.key, snapshot=take_snapshot, build=build)
 
 

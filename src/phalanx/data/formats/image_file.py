@@ -63,6 +63,12 @@ def open_data_file(path: Path) -> BinaryIO:
     return os.fdopen(open_regular(path), "rb")
 
 
+def read_data_file(path: Path) -> bytes:
+    """The bytes of a regular file; raises OSError for anything else."""
+    with open_data_file(path) as file:
+        return file.read()
+
+
 def refuse_special(path: Path) -> None:
     """Raise OSError for a pipe, a device or anything else that is not a regular file."""
     _refuse_mode(os.stat(path).st_mode, path)

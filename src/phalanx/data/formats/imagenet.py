@@ -25,7 +25,7 @@ from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits, read_ima
 from phalanx.data.formats.imagenet_devkit import read_validation_synsets
 from phalanx.data.formats.index import Box, Index, convert_read_errors, enclosing_box
 from phalanx.data.layouts.image_files import list_folders
-from phalanx.data.layouts.listing import LayoutOptions
+from phalanx.data.layouts.listing import DEFAULT_LAYOUT, LayoutOptions
 from phalanx.data.layouts.split_folders import find_split_folders
 from phalanx.data.layouts.tiny_imagenet import find_annotations
 from phalanx.data.pillow_image import read_image_header
@@ -44,7 +44,6 @@ _SEQUENTIAL_FILES = (  # whose sizes show whether the data has changed
     *_KAGGLE_SOLUTIONS.values(),
 )
 _NO_BOX = (np.nan,) * 4
-_DEFAULT_LAYOUT = LayoutOptions()
 
 
 class _SynsetImage(NamedTuple):
@@ -113,7 +112,7 @@ def has_imagenet_folders(root: Path) -> bool:
     return (root / BOXES_FILE).is_file() or synsets * 2 > len(names)
 
 
-def open_imagenet(root: Path, split: str, layout: LayoutOptions = _DEFAULT_LAYOUT) -> FolderSource:
+def open_imagenet(root: Path, split: str, layout: LayoutOptions = DEFAULT_LAYOUT) -> FolderSource:
     """One split of ImageNet in folders, with bounding boxes if their table exists."""
     tables = [root / BOXES_FILE] if (root / BOXES_FILE).is_file() else []
     add_boxes = partial(_add_boxes, root)

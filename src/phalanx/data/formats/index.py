@@ -61,7 +61,7 @@ _FAULT_REASONS = {
 
 
 @contextmanager
-def convert_read_errors(path: Path, hint: str) -> Iterator[None]:
+def convert_read_errors(path: Path, hint: str = "check its permissions") -> Iterator[None]:
     """Context that turns an OSError into a DataError with the file and what to do."""
     try:
         yield
@@ -186,7 +186,7 @@ def find_record_folders(root: Path) -> list[Path]:
 
 
 def make_record_folder(folder: Path) -> None:
-    """Create such a folder; OSError if that fails, or if only root could write to it."""
+    """Create a folder for records; OSError if that fails, or if only root could write to it."""
     place = folder if folder.exists() else folder.parent
     if place.exists() and not place.stat().st_mode & _ANYBODY_WRITES:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.formats.image_file import open_data_file
+from phalanx.data.formats.image_file import open_data_file, read_data_file
 from phalanx.data.formats.index import (
     WRONG_LABEL,
     Box,
@@ -114,11 +114,10 @@ def _describe_missing(
 
 def read_class_names(path: Path) -> tuple[str, ...] | None:
     """The class names in a file, one per line; None if there is no such file."""
-    with convert_read_errors(path, "check its permissions"):
+    with convert_read_errors(path):
         if not path.exists():
             return None
-        with open_data_file(path) as file:
-            text = file.read().decode(errors="surrogateescape")
+        text = read_data_file(path).decode(errors="surrogateescape")
     return tuple(line.rstrip("\r") for line in text.split("\n") if line.strip())
 
 

@@ -16,7 +16,7 @@ from phalanx.data.formats.arrays import GeneratedSpec, open_embedded, open_gener
 from phalanx.data.formats.image_file import ReadLimits
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.layouts.image_files import strip_image_suffix
-from phalanx.data.layouts.listing import LayoutOptions
+from phalanx.data.layouts.listing import DEFAULT_LAYOUT, LayoutOptions
 from phalanx.data.layouts.split_folders import (
     TRAIN_NAMES,
     VALID_NAMES,
@@ -31,7 +31,6 @@ from phalanx.units import parse_share
 Split = Literal["train", "valid"]
 FOLDER_FORMS = ("folder", "imagenet")  # to which layout options apply
 _SHARE_STEPS = 10_000  # the first rule of --val-split read a bare 10 as 10 of so many
-_DEFAULT_LAYOUT = LayoutOptions()
 
 
 class Source(Protocol):
@@ -64,26 +63,24 @@ class _DataFormat:
     files: str  # a description of the files in the folder
     how_to_get: str
     is_in: Callable[[Path], bool]  # whether a folder contains it
-    has_split: Callable[[Path, str, LayoutOptions], object] = lambda *_: (
-        True
-    )  # of one that is there
-    open: Callable[[Path, str, LayoutOptions], Source] | None = (
-        None  # None: to be built into another
-    )
+    # whether a dataset in a folder has a split
+    has_split: Callable[[Path, str, LayoutOptions], object] = lambda *_: True
+    # None: it can only be converted, with `phalanx data build`
+    open: Callable[[Path, str, LayoutOptions], Source] | None = None
 
 
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
-def _any_layout(
-    ask: Callable[[Path, str], _Answer],
-) -> Callable[[Path, str, LayoutOptions], _Answer]:
-    """A function that ignores the layout, for a format that has only one."""
+def _ignore_layout(
+    function: Callable[[Path, str], _Result],
+) -> Callable[[Path, str, LayoutOptions], _Result]:
+    """The function with layout options that it ignores, for a format that has only one layout."""
 
-    def ask_any(root: Path, split: str, _layout: LayoutOptions = _DEFAULT_LAYOUT) -> _Answer:
-        return ask(root, split)
+    def call(root: Path, split: str, _layout: LayoutOptions = DEFAULT_LAYOUT) -> _Result:
+        return function(root, split)
 
-    return ask_any
+    return call
 
 
 DATA_FORMATS: dict[str, _DataFormat] = {
@@ -117,53 +114,53 @@ DATA_FORMATS: dict[str, _DataFormat] = {
         files="train-00000-of-01024 and validation-00000-of-00128",
         how_to_get="phalanx data build --to tfrecord",
         is_in=tfrecord.SHARD_FILES.exist_in,
-        has_split=_any_layout(tfrecord.SHARD_FILES.find),
-        open=_any_layout(tfrecord.open_tfrecord),
+        has_split=_ignore_layout(tfrecord.SHARD_FILES.find),
+        open=_ignore_layout(tfrecord.open_tfrecord),
     ),
     "tar": _DataFormat(
         files="train-000000.tar and validation-000000.tar, as in WebDataset",
         how_to_get="phalanx data build --to tar",
         is_in=webdataset.SHARD_FILES.exist_in,
-        has_split=_any_layout(webdataset.SHARD_FILES.find),
-        open=_any_layout(webdataset.open_tar),
+        has_split=_ignore_layout(webdataset.SHARD_FILES.find),
+        open=_ignore_layout(webdataset.open_tar),
     ),
     "parquet": _DataFormat(
         files="train-*.parquet with a column of images, as Hugging Face publishes them",
         how_to_get="huggingface.co, or phalanx data build --to parquet",
         is_in=parquet.has_parquet_files,
-        has_split=_any_layout(parquet.find_files),
-        open=_any_layout(parquet.open_parquet),
+        has_split=_ignore_layout(parquet.find_files),
+        open=_ignore_layout(parquet.open_parquet),
     ),
     "packed": _DataFormat(
         files="train.phx and valid.phx",
         how_to_get="phalanx data build --to packed",
         is_in=packed.has_packed_files,
         has_split=lambda root, split, _: packed.packed_path(root, split).is_file(),
-        open=_any_layout(packed.open_packed),
+        open=_ignore_layout(packed.open_packed),
     ),
     "cifar10": _DataFormat(
         files="data_batch_1.bin to 5 and test_batch.bin, or cifar-10-binary.tar.gz",
         how_to_get="phalanx data fetch cifar10",
         is_in=partial(cifar.has_cifar_files, data="cifar10"),
-        open=_any_layout(partial(cifar.open_cifar, "cifar10")),
+        open=_ignore_layout(partial(cifar.open_cifar, "cifar10")),
     ),
     "cifar100": _DataFormat(
         files="train.bin and test.bin, or cifar-100-binary.tar.gz",
         how_to_get="phalanx data fetch cifar100",
         is_in=partial(cifar.has_cifar_files, data="cifar100"),
-        open=_any_layout(partial(cifar.open_cifar, "cifar100")),
+        open=_ignore_layout(partial(cifar.open_cifar, "cifar100")),
     ),
     "mnist": _DataFormat(
         files="four idx files, plain or gzipped",
         how_to_get="phalanx data fetch mnist",
         is_in=lambda root: idx.identify_idx_files(root) == "mnist",
-        open=_any_layout(partial(idx.open_idx, "mnist")),
+        open=_ignore_layout(partial(idx.open_idx, "mnist")),
     ),
     "fashion-mnist": _DataFormat(
         files="four idx files, plain or gzipped",
         how_to_get="phalanx data fetch fashion-mnist",
         is_in=lambda root: idx.identify_idx_files(root) == "fashion-mnist",
-        open=_any_layout(partial(idx.open_idx, "fashion-mnist")),
+        open=_ignore_layout(partial(idx.open_idx, "fashion-mnist")),
     ),
 }
 
@@ -173,7 +170,7 @@ _Opener = Callable[[str | None, Split, GeneratedSpec | None], Source]
 def _build_folder_opener(open_format: Callable[[Path, str, LayoutOptions], Source]) -> _Opener:
     """The opener of a format that is read from --data-dir."""
     return lambda data_dir, split, _spec: open_format(
-        _existing_folder(data_dir), split, _DEFAULT_LAYOUT
+        _existing_folder(data_dir), split, DEFAULT_LAYOUT
     )
 
 
@@ -198,7 +195,7 @@ def open_source(
     *,
     generated: GeneratedSpec | None = None,
     val_split: ValSplit | None = None,
-    layout: LayoutOptions = _DEFAULT_LAYOUT,
+    layout: LayoutOptions = DEFAULT_LAYOUT,
     limits: ReadLimits | None = None,
 ) -> Source:
     """The images of one split of a dataset; those that exceed the limits are bad."""
@@ -231,7 +228,7 @@ def open_format(
     root: Path,
     split: str,
     *,
-    layout: LayoutOptions = _DEFAULT_LAYOUT,
+    layout: LayoutOptions = DEFAULT_LAYOUT,
     val_split: ValSplit | None = None,
 ) -> Source:
     """One split of the dataset in a folder, or one side of it as split by --val-split."""
@@ -272,7 +269,7 @@ def open_format(
 def _refuse_missing_split(data: str, root: Path, split: str) -> None:
     """Raise DataError if only the other split exists."""
     there = {
-        name: DATA_FORMATS[data].has_split(root, name, _DEFAULT_LAYOUT)
+        name: DATA_FORMATS[data].has_split(root, name, DEFAULT_LAYOUT)
         for name in ("train", "valid")
     }
     if split == "valid" and there["train"] and not there["valid"]:
@@ -301,7 +298,7 @@ def _refuse_layout(data: str, layout: LayoutOptions) -> None:
 
 
 def refuse_output_in_data(
-    out: Path, flag: str, *, data: str, root: Path, layout: LayoutOptions = _DEFAULT_LAYOUT
+    out: Path, flag: str, *, data: str, root: Path, layout: LayoutOptions = DEFAULT_LAYOUT
 ) -> None:
     """Raise ConfigError if a folder to be written would be read as a class, or as part of one."""
     if data not in FOLDER_FORMS or layout.labels is not None:  # a table lists its images

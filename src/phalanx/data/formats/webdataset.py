@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from phalanx.data.formats.image_file import open_data_file
+from phalanx.data.formats.image_file import open_data_file, read_data_file
 from phalanx.data.formats.index import (
     DAMAGED_SHARD,
     NO_LABEL,
@@ -104,8 +104,7 @@ def open_tar(root: Path, split: str) -> IndexedSource:
 def _read_metadata(path: Path) -> dict[str, Any]:
     """The contents of metadata.json, which some tools write; empty without it."""
     try:
-        with open_data_file(path) as file:
-            found = json.loads(file.read())
+        found = json.loads(read_data_file(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as cause:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from phalanx.catalog.datasets import NEWEST_LISTING_RULE as NEWEST_RULE
+from phalanx.units import format_plural
 
 _FIRST_SUFFIXES = (".jpg", ".jpeg", ".png")
 _SUFFIXES = (
@@ -55,7 +56,7 @@ def describe_reason(name: str) -> str:
 
 
 def describe_ignored(ignored: Mapping[str, int]) -> str:
-    """A line on what was ignored; empty if nothing was.
+    """A line about ignored files; empty if there are none.
 
     >>> describe_ignored({".txt": 1, ".xcf": 12})
     'ignored 13 files: 12 .xcf, 1 .txt'
@@ -67,7 +68,7 @@ def describe_ignored(ignored: Mapping[str, int]) -> str:
     shown = [f"{count:,} {reason}" for reason, count in reasons[:_REASONS_SHOWN]]
     rest = sum(count for _, count in reasons[_REASONS_SHOWN:])
     shown += [f"{rest:,} others"] if rest else []
-    return f"ignored {total:,} file{'s' * (total != 1)}: {', '.join(shown)}"
+    return f"ignored {format_plural(total, 'file')}: {', '.join(shown)}"
 
 
 @dataclass
@@ -104,7 +105,7 @@ def count_loose_images(folder: Path) -> int:
 
 
 def list_broken_links(folder: Path) -> list[str]:
-    """The links in a folder that lead nowhere, without those that are called as images are."""
+    """The broken links in a folder, except those with the name of an image."""
     suffixes = find_image_suffixes()
     with os.scandir(folder) as entries:
         links = [e.name for e in entries if e.is_symlink() and not _is_hidden(e.name)]
@@ -166,7 +167,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder; a broken link is a bad image, not a folder."""
+    """Whether a path is a folder; a broken link is a bad image, not a folder."""
     try:
         return entry.is_dir()
     except OSError:

@@ -1,4 +1,4 @@
-"""A table of labels: CSV or JSON lines with a path, a label and perhaps a split for each image."""
+"""Tables of labels: CSV or JSON lines with a path, a label and perhaps a split for each image."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ from phalanx.data.layouts.image_files import find_image_suffixes
 from phalanx.data.layouts.split_folders import TRAIN_NAMES, VALID_NAMES
 from phalanx.errors import ConfigError, DataError, suggest
 
-_HEADINGS = {  # what columns and keys are called
+_HEADINGS = {  # the accepted names of columns and keys
     "path": ("path", "file", "filename", "file_name", "image", "image_path", "filepath", "name"),
     "label": ("label", "class", "category", "class_name", "target"),
     "split": ("split", "set", "subset", "partition"),
@@ -23,7 +23,7 @@ _WANTED = "expected path,label or path,label,split"
 
 
 class _Row(NamedTuple):
-    """One image of the table, as it is written."""
+    """A row of the table, for one image."""
 
     line: int
     path: str
@@ -33,12 +33,12 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelTable:
-    """What a table of labels says: by split the class of each path, and the splits nobody uses."""
+    """The contents of a table of labels: the class of each path by split, and unused splits."""
 
-    splits: dict[str, dict[str, str]]  # train and valid, those of them that there are
+    splits: dict[str, dict[str, str]]  # train, valid or both
     classes: tuple[str, ...]
     unused_splits: tuple[str, ...]
-    unused_paths: frozenset[str]  # paths in the rows of splits that are left over
+    unused_paths: frozenset[str]  # paths in the rows of unused splits
     has_splits: bool
 
 
@@ -46,7 +46,7 @@ class LabelTable:
 def parse_labels(
     text: str, table: Path, *, root: Path, valid_split: str | None, min_classes: int = 2
 ) -> LabelTable:
-    """The table of a text; all that is wrong with it is said at once.
+    """Parse the text of a table; DataError lists all its problems.
 
     min_classes: two to train on; one is enough to compare answers with.
     """
@@ -90,7 +90,7 @@ def parse_labels(
 
 
 def describe_table(table: LabelTable, name: str) -> str:
-    """The layout in a line."""
+    """The layout, on one line."""
     text = f"labels from {name}"
     if not table.has_splits:
         return f"{text}, without splits"
@@ -103,7 +103,7 @@ def describe_table(table: LabelTable, name: str) -> str:
 def _choose_splits(
     rows: list[_Row], table: Path, valid_split: str | None, problems: list[str]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """What each split that rows name counts as, and those that are left over."""
+    """Which of our splits each named split is, and the unused ones."""
     names: dict[str, int] = {}  # with the first line
     for row in rows:
         names.setdefault(row.split.lower(), row.line)
@@ -127,7 +127,7 @@ def _choose_splits(
 
 
 def _find_path(text: str, root: Path, where: str, problems: list[str]) -> str | None:
-    """The path from the root; None, with a problem, where it leads out of it."""
+    """The path from the root; None, with a problem, if it points outside."""
     if "\0" in text:
         what = f"{text!r} has a zero byte in it, which no name of a file can have"
         problems.append(f"{where}: {what}")
@@ -145,7 +145,7 @@ def _find_path(text: str, root: Path, where: str, problems: list[str]) -> str | 
 
 
 def _sort_classes(names: set[str]) -> tuple[str, ...]:
-    """The classes by name, numbers by their value."""
+    """The classes sorted by name, numbers by value."""
     are_numbers = all(name.isdecimal() and len(name) < 10 for name in names)
     return tuple(sorted(names, key=lambda name: (int(name), name) if are_numbers else (0, name)))
 
@@ -162,7 +162,7 @@ def _refuse(problems: list[str], table: Path) -> None:
 
 
 def _read_csv_rows(text: str, table: Path) -> Iterator[_Row]:
-    """The rows of a CSV file with or without headings; commas, semicolons or tabs."""
+    """The rows of a CSV file with or without headings, separated by commas, semicolons or tabs."""
     columns = None
     for line, cells in _read_cells(text, table):
         if columns is None:
@@ -178,20 +178,20 @@ def _read_csv_rows(text: str, table: Path) -> Iterator[_Row]:
 
 def _read_cells(text: str, table: Path) -> Iterator[tuple[int, list[str]]]:
     """The cells of each row that is not empty, with the line where it begins."""
-    delimiter = max(",;\t", key=text.partition("\n")[0].count)  # the first of equals is the comma
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)  # in case of a tie, the comma
     reader, line = csv.reader(io.StringIO(text), delimiter=delimiter), 1
     try:
         for row in reader:
             cells = [cell.strip() for cell in row]
             if any(cells):
                 yield line, cells
-            line = reader.line_num + 1  # a quote that is not closed takes in all that follow
+            line = reader.line_num + 1  # an unclosed quote includes all further lines
     except csv.Error as cause:
         raise DataError(f"{table}, line {line}: not valid CSV ({cause}); fix it") from None
 
 
 def _find_columns(first: list[str], table: Path) -> dict[str, int]:
-    """The columns by what they hold: as the headings say, else path, label, split in this order."""
+    """The columns by their meaning: from the headings, else path, label, split in this order."""
     meanings = [_find_meaning(cell) for cell in first]
     found = {meaning: place for place, meaning in reversed([*enumerate(meanings)]) if meaning}
     if "path" in found and "label" in found:
@@ -205,13 +205,13 @@ def _find_columns(first: list[str], table: Path) -> dict[str, int]:
 
 
 def _find_meaning(heading: Any) -> str:
-    """What a heading or key stands for; empty where that is not known."""
+    """The meaning of a heading or key; empty if unknown."""
     words = ((meaning, names) for meaning, names in _HEADINGS.items())
     return next((meaning for meaning, names in words if str(heading).lower() in names), "")
 
 
 def _read_json_rows(text: str, table: Path) -> Iterator[_Row]:
-    """The rows of a file with a JSON object a line."""
+    """The rows of a file with a JSON object per line."""
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -230,7 +230,7 @@ def _read_json_rows(text: str, table: Path) -> Iterator[_Row]:
 
 
 def _name_cells(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The values of a JSON object by what they are; the first of several spellings counts."""
+    """The values of a JSON object by their meaning; the first of several spellings counts."""
     found: dict[str, Any] = {}
     for key, value in items:
         found.setdefault(_find_meaning(key), value)

@@ -32,13 +32,13 @@ class LayoutOptions:
     valid_split: str | None = None  # the name of the validation split
     class_from: str | None = None  # "prefix": of file names
     labels: str | None = None  # the file that has a label for each image
-    scoring: bool = False  # there is no training: data without splits is scored as a whole
+    scoring: bool = False  # without training: data without splits is scored as a whole
 
     @property
     def key(self) -> str:
         """A suffix for the name of an index made with these options; empty for the defaults."""
         given = replace(self, scoring=False)  # the index is the same for both
-        if given == LayoutOptions():
+        if given == DEFAULT_LAYOUT:
             return ""
         if given == LayoutOptions(rule=self.rule):
             return f"-rule{self.rule}"
@@ -46,9 +46,12 @@ class LayoutOptions:
         return f"-{hashlib.sha256(text).hexdigest()[:8]}"
 
 
+DEFAULT_LAYOUT = LayoutOptions()
+
+
 @dataclass(kw_only=True)
 class Listing:
-    """The images of a split by class, as paths from the root; and what is ignored or wrong."""
+    """The images of a split by class, as paths from the root, and what is ignored or wrong."""
 
     classes: tuple[str, ...]
     images: dict[str, list[str]] = field(default_factory=dict)
@@ -86,7 +89,7 @@ def list_by_folder(
     places = {folder, root} if folder.name.lower() in TRAIN_NAMES else {folder}
     if rule > 1:
         found.ignored[_NO_CLASS_FOLDER] += sum(map(count_loose_images, places))
-        for place in places:  # what would be a class, were its folder there
+        for place in places:  # its folder would be a class there
             start = relative_prefix(root, place)
             links = (f"broken link {start}{name}" for name in list_broken_links(place))
             found.ignored.update(links)

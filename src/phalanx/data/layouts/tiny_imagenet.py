@@ -10,7 +10,7 @@ _ANNOTATIONS, _IMAGES = "val_annotations.txt", "images"
 def find_annotations(valid_folder: Path | None) -> Path | None:
     """The table in Tiny-ImageNet's validation folder; None for any other folder.
 
-    Many people move its images into class folders, and leave the table where it was.
+    Many people have moved its images into class folders, and left the table in place.
     """
     if valid_folder is None or not (valid_folder / _IMAGES).is_dir():
         return None

@@ -26,19 +26,19 @@ class ImageCache:
     def __init__(self, memory: mmap.mmap, begin: int, images: int):
         flags_begin = begin + (images + 1) * _OFFSET.itemsize
         self.offsets = np.frombuffer(memory, _OFFSET, images + 1, begin)
-        self._is_there = np.frombuffer(memory, np.uint8, images, flags_begin)
+        self._is_cached = np.frombuffer(memory, np.uint8, images, flags_begin)
         self._memory, self._begin = memory, flags_begin + images
 
     def get(self, index: int) -> bytes | None:
         """The bytes of an image; None if it is not cached."""
-        return self._memory[self._range(index)] if self._is_there[index] else None
+        return self._memory[self._range(index)] if self._is_cached[index] else None
 
     def put(self, index: int, data: bytes) -> None:
         """Cache the bytes of an image, unless the size of its file has changed."""
         place = self._range(index)
         if place.stop - place.start == len(data):
             self._memory[place] = data
-            self._is_there[index] = 1  # last: whoever sees the flag finds all bytes
+            self._is_cached[index] = 1  # last: a process that sees the flag finds all bytes
 
     def _range(self, index: int) -> slice:
         begin, end = self.offsets[index : index + 2].tolist()

@@ -97,14 +97,14 @@ def copy_ahead(
     An item is kept until the device has copied it: only then may `items` reuse its host memory.
     """
     stream = torch.cuda.Stream(device)
-    under_way: deque[tuple[_Item, Any]] = deque()
+    in_flight: deque[tuple[_Item, Any]] = deque()
     for item in items:
         with torch.cuda.stream(stream):
             copied = copy(item)
         done = stream.record_event()
-        under_way.append((item, done))
-        if len(under_way) > _COPIES_KEPT:
-            under_way.popleft()[1].synchronize()
+        in_flight.append((item, done))
+        if len(in_flight) > _COPIES_KEPT:
+            in_flight.popleft()[1].synchronize()
         yield copied, done
 
 

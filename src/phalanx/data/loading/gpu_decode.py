@@ -1,18 +1,16 @@
-"""JPEGs decoded, cropped and resized on the GPU, beside what the cores decode: images stay there.
+"""Decodes, crops and resizes JPEGs on the GPU, and adds the images that the cores have decoded.
 
-The same images, crops, mirrors and labels as a Reader gives, with pixels that differ a little where
-the GPU decodes: its decoder rounds otherwise, and crops are resized as Pillow's bilinear filter
-does it.
+Images, crops, flips and labels are those of a Reader. Pixels that the GPU decodes differ slightly:
+its decoder rounds differently, and crops are resized as by Pillow's bilinear filter.
 
-Worker processes open the files (opened_rows.py): they read bytes and headers and choose the crops,
-which takes sizes and no pixels, and decode the rows that are the cores' share. A thread here takes
-both out of their memory, a task at a time; then the batch is decoded, on a stream of its own.
+Worker processes open the files (opened_rows.py): they read bytes and headers, choose the crops,
+which depend on sizes but not on pixels, and decode the rows that are the cores' share. A thread
+here copies both from their memory, task by task; then the batch is decoded on its own stream.
 
-What nvJPEG's hardware cannot do, the host does: other formats, progressive JPEGs, unusual colours,
-and files that end early, of which nvJPEG would say nothing. It answers for a whole batch: when it
-fails for one image, none is decoded. All are then tried again one by one, and those that fail alone
-are opened anew here and go to the host, so that an image is called bad only when the host cannot
-decode it either.
+What nvJPEG's hardware cannot decode, the host decodes: other formats, progressive JPEGs, unusual
+colours, and truncated files, which nvJPEG would not report. If nvJPEG fails for one image, none of
+the batch is decoded. All are then tried one by one, and those that fail again are reopened here
+and decoded by the host, so an image counts as bad only if the host cannot decode it either.
 """
 
 import sys
@@ -49,7 +47,7 @@ from phalanx.kernels.crop_resize import crop_and_resize
 
 try:
     import simplejpeg
-except ImportError:  # the CPU's path does without it
+except ImportError:  # decoding on the CPU does not need it
     simplejpeg = None
 
 Decode = Callable[[list[Tensor]], list[Tensor]]  # JPEGs to uint8 [3, height, width] on the device
@@ -58,26 +56,26 @@ _Bytes = NDArray[np.uint8]
 
 MAX_DECODED_BYTES = 2**30  # of images decoded at a time
 _USUAL_SWITCH_S = sys.getswitchinterval()
-_SWITCH_S = 1e-4  # between threads: at the usual 5 ms a finished decode waits for a busy reader
+_SWITCH_S = 1e-4  # between threads: with the usual 5 ms, a finished decode waits for a busy reader
 _HOST_OPTIONS = ("color_jitter", "auto_augment", "random_erasing")
-_LEFT_OUT = -1  # the size of a JPEG that is opened anew instead
-_DECODERS = 2  # which work at the same time, each on a batch
-_BUFFERS = _DECODERS + 2  # for the files of a batch being collected and of those being decoded
+_LEFT_OUT = -1  # the size of a JPEG that is reopened instead
+_DECODERS = 2  # which run at the same time, each on its own batch
+_BUFFERS = _DECODERS + 2  # for the files of the batch being collected and of those being decoded
 
 
 class _FileBuffer:
-    """Files one after the other, in memory that is kept: fresh memory costs more than the copy."""
+    """Concatenated files, in memory that is reused: new memory would cost more than the copy."""
 
     def __init__(self) -> None:
         self._bytes: _Bytes = np.empty(0, np.uint8)
         self._used = 0
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Remove all files, but keep the memory."""
         self._used = 0
 
     def append(self, files: _Bytes) -> None:
-        """Copy the bytes of some files behind those that are there."""
+        """Append a copy of the bytes of some files."""
         end = self._used + len(files)
         if end > len(self._bytes):
             grown = np.empty(2 * end, np.uint8)
@@ -87,27 +85,27 @@ class _FileBuffer:
         self._used = end
 
     def split(self, sizes: _Integers) -> list[Tensor]:
-        """The single files, without a copy."""
+        """The files one by one, without copying."""
         return list(torch.from_numpy(self._bytes[: self._used]).split(sizes.tolist()))
 
 
 class _CollectedBatch(NamedTuple):
-    """The rows of a batch, taken out of the memory they were opened in."""
+    """The rows of a batch, copied from the memory of the workers."""
 
     request: BatchRequest
     indices: _Integers
     pixel_rows: _Integers
     pixels: Tensor  # of these rows
     jpegs: NDArray[np.void]  # of JPEG_FIELDS
-    files: list[Tensor]  # of the JPEGs; empty for one that is to be opened anew
+    files: list[Tensor]  # of the JPEGs; empty for one that will be reopened
 
 
 class GpuDecoder(BatchBackend):
-    """Makes the batches that its reader would, on a device.
+    """Makes the batches of a reader on a device.
 
-    open_rows: what opens the files, this process if not given. decode: what turns JPEGs into
-    tensors on the device, called by two threads at a time; nvJPEG if not given. failed_calls: how
-    many calls of it failed, whose images were then tried one by one.
+    open_rows: opens the files; by default this process does. decode: turns JPEGs into tensors on
+    the device, called by two threads at a time; by default nvJPEG does. failed_calls: how many of
+    its calls failed, whose images were then tried one by one.
     """
 
     def __init__(
@@ -130,13 +128,13 @@ class GpuDecoder(BatchBackend):
         sys.setswitchinterval(_SWITCH_S)
 
     def close(self) -> None:
-        """Leave the process as it was; does nothing the second time."""
+        """Restore the process's settings and free nvJPEG; may be called twice."""
         sys.setswitchinterval(_USUAL_SWITCH_S)
         for nvjpeg in self._nvjpegs:
             nvjpeg.close()
 
     def batches(self, requests: Iterable[BatchRequest]) -> Generator[Batch, None, None]:
-        """The batch of each request; the next ones are opened and collected meanwhile."""
+        """The batch of each request; meanwhile, the next ones are opened and collected."""
         ahead, behind = tee(requests)
         with closing(self._open_rows(ahead)) as opened:
             collected = (self._collect(request, opened) for request in behind)
@@ -144,7 +142,7 @@ class GpuDecoder(BatchBackend):
                 yield from self._decode_batches(ready)
 
     def _decode_batches(self, batches: Iterable[_CollectedBatch]) -> Generator[Batch, None, None]:
-        """The decoded batches in order; each decoder has the next one or waits for it."""
+        """The decoded batches in order; the decoders take them in turn."""
         coming: deque[Future[Batch]] = deque()
         with ThreadPoolExecutor(_DECODERS, "prefetch") as threads:
             for batch, decode in zip(batches, cycle(self._decoders), strict=False):
@@ -155,7 +153,7 @@ class GpuDecoder(BatchBackend):
                 yield coming.popleft().result()
 
     def _collect(self, request: BatchRequest, opened: Iterator[OpenedRows]) -> _CollectedBatch:
-        """Copy the rows of a batch, piece by piece; nothing is done for each image."""
+        """Copy the rows of a batch, piece by piece, without work for each single image."""
         positions, size = request
         of_cores = ~find_gpu_rows(positions, self.reader.spec.gpu_percent)
         pixels, buffer = self._allocate(int(of_cores.sum()), size), next(self._buffers)
@@ -164,7 +162,7 @@ class GpuDecoder(BatchBackend):
         buffer.clear()
         while start < len(positions):
             piece = next(opened)
-            if filled + len(piece.pixels) > len(pixels):  # with some that the GPU cannot decode
+            if filled + len(piece.pixels) > len(pixels):  # the workers decoded some for the GPU
                 few, pixels = pixels, self._allocate(len(positions), size)
                 pixels[:filled] = few[:filled]
             pixels.numpy()[filled : filled + len(piece.pixels)] = piece.pixels
@@ -182,13 +180,13 @@ class GpuDecoder(BatchBackend):
         return _CollectedBatch(request, indices, rows, pixels[:filled], table, files)
 
     def _allocate(self, rows: int, size: int) -> Tensor:
-        """Memory for images that the device can copy from by itself."""
+        """Memory for images, pinned if the device is a GPU."""
         return torch.empty((rows, size, size, 3), dtype=torch.uint8, pin_memory=self._on_gpu)
 
     def _complete_files(
         self, jpegs: NDArray[np.void], files: list[Tensor], indices: _Integers
     ) -> None:
-        """Read what found no room; leave out what this process alone knows to be bad."""
+        """Read the files that did not fit; leave out images that this process knows to be bad."""
         bad = self.reader.problems.bad_images
         if bad:
             known = np.isin(indices[jpegs["row"]], list(bad))
@@ -200,7 +198,7 @@ class GpuDecoder(BatchBackend):
                 jpegs["size"][number], files[number] = len(image.data), _to_tensor(image.data)
 
     def _decode_batch(self, batch: _CollectedBatch, decode: Decode) -> Batch:
-        """The batch on the device, to be used once `ready` has come."""
+        """The batch on the device, to be used after its event `ready`."""
         (positions, size), indices = batch.request, batch.indices
         shape = len(positions), size, size, 3
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
@@ -217,7 +215,7 @@ class GpuDecoder(BatchBackend):
         return Batch(out, self.reader.find_labels(indices), indices, positions, ready)
 
     def _decode_jpegs(self, batch: _CollectedBatch, out: Tensor, decode: Decode) -> list[int]:
-        """Write the rows that the device decodes; gives those that it does not."""
+        """Write the rows that the device can decode; returns those that it cannot."""
         jpegs, files = batch.jpegs, batch.files
         rows: list[int] = jpegs["row"].tolist()
         refused = [row for row, size in zip(rows, jpegs["size"], strict=True) if size == _LEFT_OUT]
@@ -225,7 +223,7 @@ class GpuDecoder(BatchBackend):
             tensors = dict(
                 zip(numbers, self._try_decode([files[n] for n in numbers], decode), strict=False)
             )
-            if not tensors:  # one of them was refused: each by itself tells which
+            if not tensors:  # it failed for one of them: find out which
                 alone = {number: self._try_decode([files[number]], decode) for number in numbers}
                 refused += [rows[number] for number in numbers if not alone[number]]
                 tensors = {number: found[0] for number, found in alone.items() if found}
@@ -236,7 +234,7 @@ class GpuDecoder(BatchBackend):
         return refused
 
     def _try_decode(self, files: list[Tensor], decode: Decode) -> list[Tensor]:
-        """These images as they are stored; none at all where the device refuses one of them."""
+        """These images before cropping and turning; empty if the device fails for one of them."""
         try:
             return decode(files)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
@@ -252,9 +250,9 @@ class GpuDecoder(BatchBackend):
     def _decode_again(
         self, position: int, index: int, size: int, decode: Decode
     ) -> tuple[int, Tensor]:
-        """The image of one row, whose image of that index the device refused, and its own index.
+        """The image of a row, after the device failed for the one of that index, and its index.
 
-        Opened anew: the host decodes that image, or another one takes its place.
+        The image is reopened and decoded by the host, or replaced by another one.
         """
         reader, refused = self.reader, {index}
         (first,), (draws,) = reader.find_samples(np.array([position]))
@@ -276,7 +274,7 @@ class GpuDecoder(BatchBackend):
 
 
 def _split_by_memory(jpegs: NDArray[np.void]) -> list[list[int]]:
-    """Numbers of JPEGs to decode, neighbours whose pixels fit into memory together."""
+    """Numbers of the JPEGs to decode, grouped so that the pixels of a group fit into memory."""
     numbers = np.flatnonzero(jpegs["size"] != _LEFT_OUT)
     sizes = 3 * jpegs["sides"][numbers].prod(axis=1)
     bounds = np.flatnonzero(np.diff(np.cumsum(sizes) // MAX_DECODED_BYTES)) + 1
@@ -285,14 +283,14 @@ def _split_by_memory(jpegs: NDArray[np.void]) -> list[list[int]]:
 
 
 def _crop_decoded(tensors: list[Tensor], jpegs: NDArray[np.void], size: int) -> Tensor:
-    """The crops of decoded JPEGs [N, size, size, 3], turned upright before."""
+    """The crops of decoded JPEGs, [N, size, size, 3], after turning them upright."""
     for number in np.flatnonzero(jpegs["orientation"] != UPRIGHT).tolist():
         tensors[number] = _turn_tensor(tensors[number], int(jpegs["orientation"][number]))
     return crop_and_resize(tensors, jpegs["crop"], jpegs["flip"], size=size)
 
 
 def _turn_tensor(tensor: Tensor, orientation: int) -> Tensor:
-    """The pixels [3, height, width] of an image as they are to be shown."""
+    """The pixels [3, height, width] of an image, turned upright."""
     turn = TURNS[orientation]
     if turn.transpose:
         tensor = tensor.transpose(1, 2)
@@ -300,7 +298,7 @@ def _turn_tensor(tensor: Tensor, orientation: int) -> Tensor:
 
 
 def _to_tensor(file: bytes) -> Tensor:
-    """A copy of a file's bytes, which torch does not share: it takes memory for writable."""
+    """A copy of a file's bytes, because torch cannot share memory that is read-only."""
     return torch.from_numpy(np.frombuffer(file, np.uint8).copy())
 
 
@@ -315,7 +313,7 @@ def _refuse_host_options(spec: TransformSpec, *, training: bool) -> None:
 
 
 def find_gpu_decode_problem(device: torch.device) -> str:
-    """Why JPEGs cannot be decoded on this device; empty when they can."""
+    """Why JPEGs cannot be decoded on this device; empty if they can."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return f"{device} is not a usable CUDA device"
     if simplejpeg is None:

@@ -28,7 +28,7 @@ class ImageChecksums:
         self._resized: int | None = None  # index of an image whose file size has changed, if any
 
     def restore(self, checksums: NDArray[np.uint32]) -> None:
-        """Restore the checksums of earlier processes; images already known as bad were bad then."""
+        """Restore the checksums of earlier processes; images known as bad by now were bad then."""
         if (checksums.shape, checksums.dtype) != (self.checksums.shape, self.checksums.dtype):
             raise CheckpointError(
                 f"{self._source.root}: {len(self.checksums):,} images, but the checkpoint has the "

@@ -98,7 +98,7 @@ def _list_path(path: Path) -> list[NamedImage]:
     if "\0" in name:
         raise DataError(f"{name!r}: contains a zero byte, which no file name can have")
     if path.is_dir():
-        with convert_read_errors(path, "check its permissions"):
+        with convert_read_errors(path):
             found = list_images(path)
         if not found.images:
             ignored = describe_ignored(found.ignored) or "it is empty"

@@ -267,10 +267,10 @@ class Loader:
 
         Raises DataError for one that can be read now, because the run has trained without it.
         """
-        readers = (
-            self.reader(split) for split in self.spec.splits if names
-        )  # a search over all names
-        for reader in readers:
+        if not names:
+            return  # without a search through the names of all images
+        for split in self.spec.splits:
+            reader = self.reader(split)
             for index in range(len(reader.source)):
                 if reader.source.name(index) in names:
                     _recheck(reader, index)

@@ -1,7 +1,7 @@
-"""nvJPEG by direct calls, because torchvision's decode_jpeg serves one call at a time.
+"""Calls nvJPEG directly, because torchvision's decode_jpeg runs only one call at a time.
 
-On an H200 beside a CUDA graph that keeps it busy, one decoder gives 10,000 photographs a second and
-two give 15,000: one parses files while the other waits for the hardware.
+On an H200 that is also running a CUDA graph, one decoder decodes 10,000 photographs per second, two
+decode 15,000: one parses files while the other waits for the hardware.
 
 The library comes with the package nvidia-nvjpeg, with torchvision or with a CUDA toolkit.
 """
@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# nvjpegBackend_t: decoding engines; or the CPU's entropy decoding and the GPU's multiprocessors, of
-# whose two kinds only this one gives the same bits in batches of any size
+# nvjpegBackend_t: decoding engines; or entropy decoding on the CPU and the rest on the GPU's
+# multiprocessors: of the two backends of that kind, only this one gives the same bits for any batch
 _HARDWARE, _HYBRID = 3, 1
 _RGB = 3  # nvjpegOutputFormat_t: one plane after the other
 _NO_MEMORY, _NO_ENGINE = 5, 7  # nvjpegStatus_t
@@ -27,7 +27,7 @@ _IMAGE = np.dtype([("channel", np.uint64, 4), ("pitch", np.uint64, 4)])  # nvjpe
 
 
 class NvJpeg:
-    """Decodes JPEGs on a device; for one thread at a time."""
+    """Decodes JPEGs on a device; not for several threads at the same time."""
 
     def __init__(self, device: torch.device):
         self._library, self._device = _load_library(), device
@@ -46,11 +46,11 @@ class NvJpeg:
         _refuse(getattr(self._library, name)(self._handle, *values), name)
 
     def _make_current(self) -> AbstractContextManager[object]:
-        """Context in which CUDA calls of this thread concern the device."""
+        """Context in which this thread's CUDA calls go to the device."""
         return torch.cuda.device(self._device) if self._stream else nullcontext()
 
     def close(self) -> None:
-        """Free what the library holds; does nothing the second time."""
+        """Free the library's memory; may be called twice."""
         if self._state:
             with self._make_current():
                 self._library.nvjpegJpegStateDestroy(self._state)
@@ -58,7 +58,7 @@ class NvJpeg:
         self._state = c_void_p()
 
     def __call__(self, files: list[Tensor]) -> list[Tensor]:
-        """The images on the device; raises RuntimeError when one cannot be decoded."""
+        """The images on the device; raises RuntimeError if one cannot be decoded."""
         sides = self._read_sides(files)
         sizes = sides.prod(axis=1)
         flat = torch.empty(int(3 * sizes.sum()), dtype=torch.uint8, device=self._device)
@@ -70,7 +70,7 @@ class NvJpeg:
         lengths = np.array([len(file) for file in files], np.uint64)
         arrays = [c_void_p(array.ctypes.data) for array in (data, lengths, images)]
         with self._make_current():
-            if self._stream:  # the memory may still be read by work that is queued
+            if self._stream:  # queued work may still read the memory
                 self._stream.wait_stream(torch.cuda.current_stream(self._device))
             stream = c_void_p(self._stream.cuda_stream if self._stream else None)
             self._call("nvjpegDecodeBatchedInitialize", self._state, len(files), 1, _RGB)
@@ -96,7 +96,7 @@ class NvJpeg:
 
 
 def _refuse(status: int, name: str) -> None:
-    """Raise an error for any status but success."""
+    """Raise an error for any status except success."""
     if status == _NO_MEMORY:
         raise torch.OutOfMemoryError(f"--gpu-decode: {name} is out of memory")
     if status:
@@ -122,6 +122,6 @@ def _load_library() -> Any:
     found = [path for name in folders for site in sys.path for path in Path(site, name).glob(file)]
     name = str(found[0]) if found else f"libnvjpeg.so.{major}"
     library: Any = ctypes.CDLL(name)
-    # the lock of Python is kept: to get it back takes longer than to read a header
+    # PyDLL keeps Python's lock: getting it back takes longer than reading a header
     library.nvjpegGetImageInfo = ctypes.PyDLL(name).nvjpegGetImageInfo
     return library

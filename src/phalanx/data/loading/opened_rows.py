@@ -1,4 +1,4 @@
-"""Rows of a batch as they are opened: pixels, or a JPEG for the GPU to decode, with its crop.
+"""The opened rows of a batch: pixels, or a JPEG with its crop for the GPU to decode.
 
 Which rows the GPU decodes depends on their positions, and whether it can decode them on the file.
 Both kinds are packed into a slot of memory, pixels first: the consumer copies two blocks and no
@@ -24,7 +24,7 @@ from phalanx.data.transforms.transform import (
 
 try:
     import simplejpeg
-except ImportError:  # find_gpu_decode_problem says so
+except ImportError:  # reported by find_gpu_decode_problem
     simplejpeg = None
 
 _Integers = NDArray[np.int64]
@@ -192,7 +192,7 @@ def _suits_gpu(index: int, image: Image) -> bool:
 
 
 def _pack_files(files: list[bytes], room: _Bytes) -> list[int]:
-    """Write files one after the other; returns the size of each, 0 for one that does not fit."""
+    """Concatenate files; returns the size of each, 0 for one that does not fit."""
     used, sizes = 0, []
     for file in files:
         size = len(file) if used + len(file) <= len(room) else 0

@@ -14,7 +14,7 @@ from phalanx.data.formats.decode import BadImage, EncodedImage, Image, image_sha
 from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import Source, Split, ValSplit, open_source
-from phalanx.data.layouts.listing import LayoutOptions
+from phalanx.data.layouts.listing import DEFAULT_LAYOUT, LayoutOptions
 from phalanx.data.loading.cache import ImageCache, is_cacheable
 from phalanx.data.orientation import turn_box
 from phalanx.data.transforms.augment import Box
@@ -44,7 +44,7 @@ class InputSpec:
     generated_images: int = 0
     generated_valid_images: int = 0
     has_valid: bool = True  # whether a training run has validation images
-    layout: LayoutOptions = LayoutOptions()  # noqa: RUF009 - frozen
+    layout: LayoutOptions = DEFAULT_LAYOUT
     val_split: str | None = None  # how much to hold out for validation, for data without a split
     growth: tuple[tuple[int, int], ...] = ()  # (end step, size) of smaller training images
     limits: ReadLimits = DEFAULT_LIMITS  # an image that exceeds them is bad
@@ -140,7 +140,7 @@ class Batch:
 class ReadProblems:
     """The problems met while reading one split, and checksums, by index of the image.
 
-    A checksum is removed when the batch of its image is handed out.
+    A checksum is removed when the batch with its image is yielded.
     """
 
     bad_images: dict[int, str] = field(default_factory=dict)  # name, and what is wrong with it
@@ -210,7 +210,7 @@ class Reader:
         """Write an image, or the replacement of a bad one, into `out`; returns the index used.
 
         A bad image is replaced by the next one that decodes when training, and by black, with index
-        -1, when scoring. skips: tells which images not to decode; such an image is returned as the
+        -1, when scoring. skips: whether an image is not to be decoded; it is then returned as the
         second value, and nothing is written.
         """
         while True:

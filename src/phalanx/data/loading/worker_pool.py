@@ -44,7 +44,7 @@ _EXIT_TIMEOUT_S = 2.0  # for a worker to exit once its pipe is closed
 
 
 class _WorkerLost(Exception):
-    """A worker died or hangs; the text says how."""
+    """A worker that died or hangs; the text says which."""
 
 
 class _PoolClosed(Exception):
