@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from phalanx.assemble.find_data import read_settings_with_data
-from phalanx.data.formats.detect import detect_datasets
+from phalanx.data.formats.detect import describe_no_dataset, detect_datasets
 from phalanx.data.formats.sources import DATA_FORMATS
 from phalanx.data.formats.tfrecord import open_tfrecord
 from phalanx.data.formats.webdataset import open_tar
@@ -130,6 +130,17 @@ def test_nothing_found_and_nothing_there_are_mistakes(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="is a file, not a folder"):
         detect_datasets(tmp_path / "file")
+
+
+def test_images_without_two_classes_are_told_apart(tmp_path):
+    write_images(tmp_path / "one", "cat", splits=(".",))
+    write_files(tmp_path / "loose", "a.jpg")
+    only = describe_no_dataset(tmp_path / "one")
+    assert only.startswith(
+        f"{tmp_path / 'one/cat'}: found images in only one folder, but a classifier needs two "
+        "classes; move them into folders named after their classes, or give"
+    )
+    assert ": found images but no class folders; move" in describe_no_dataset(tmp_path / "loose")
 
 
 @pytest.mark.parametrize("name", ["train-000000.tgz", "train-00000-of-00001.gz", "val-0.tar.zst"])

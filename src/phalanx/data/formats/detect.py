@@ -175,12 +175,15 @@ def describe_no_dataset(root: Path) -> str:
         )
     for folder in (root, *inner):
         if has_loose_images(folder):
+            is_root = folder == root
+            found = "images but no class folders" if is_root else "images in only one folder"
+            needed = "" if is_root else ", but a classifier needs two classes"
             tables = [path for path in sorted(root.iterdir()) if path.suffix in _TABLES]
             table = tables[0] if tables else "FILE"
             return (
-                f"{folder}: found images but no class folders; move them into folders named after "
-                f"their classes, or give their classes with --labels {table}, or --class-from "
-                "prefix for names such as cat.1.jpg"
+                f"{folder}: found {found}{needed}; move them into folders named after their "
+                f"classes, or give their classes with --labels {table}, or --class-from prefix for "
+                "names such as cat.1.jpg"
             )
     return (
         f"{root}: nothing readable here or up to {_MAX_DEPTH} folders below; `phalanx data list` "
