@@ -224,6 +224,20 @@ def test_a_file_without_weights_is_refused(content, tmp_path):
     assert refused(path).startswith(f"{path}: holds no weights, only a ")
 
 
+@pytest.mark.parametrize(
+    ("suffix", "what"), [(".onnx", "an ONNX model"), (".pt2", "a model of torch.export")]
+)
+def test_an_exported_model_is_refused_with_the_way_to_its_weights(suffix, what, tmp_path):
+    path = tmp_path / f"shoes{suffix}"
+    path.write_bytes(b"PK\x03\x04")
+    with pytest.raises(CheckpointError) as caught:
+        read_weights(path, ["fc.weight"])
+    assert str(caught.value) == (
+        f"{path}: is {what}, not a file of weights; `phalanx export RUN --format safetensors` "
+        "writes those of a run, `phalanx port weights` those of an older program"
+    )
+
+
 def test_the_layout_of_group_norms_is_read_from_the_file(tmp_path):
     ours, plain = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     save_file({"a": torch.ones(1)}, ours, metadata={NORM_LAYOUT_KEY: "interleaved"})

@@ -24,6 +24,7 @@ _LEAST_WRAPPED = 1 / 3  # of a file's tensors are the network's, beside copies a
 _COUNTER = "num_batches_tracked"  # older files have none; nothing depends on it
 _MAGIC_BYTES = (b"PK\x03\x04", b"\x80")  # a zip archive, or the pickle of older versions
 _SHOWN = 3
+_MODEL_SUFFIXES = {".onnx": "an ONNX model", ".pt2": "a model of torch.export"}
 # what torch's reader raises for a file that is cut short or is something else
 _READ_ERRORS = (
     *(RuntimeError, OSError, ValueError, LookupError, AssertionError, EOFError, struct.error),
@@ -36,6 +37,12 @@ def read_weights(path: Path, wanted: Collection[str]) -> dict[str, Tensor]:
 
     wanted: the names of the model they are for, which may have a wrapper's before them.
     """
+    if path.suffix in _MODEL_SUFFIXES:
+        raise CheckpointError(
+            f"{path}: is {_MODEL_SUFFIXES[path.suffix]}, not a file of weights; "
+            "`phalanx export RUN --format safetensors` writes those of a run, `phalanx port "
+            "weights` those of an older program"
+        )
     is_safe = path.suffix == ".safetensors"
     tensors = read_safetensors(path) if is_safe else read_pickled(path)[0]
     wrappers = _find_wrappers(tensors, wanted)
