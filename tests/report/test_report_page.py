@@ -254,7 +254,7 @@ def test_drawings_leave_their_colours_to_the_page():
 @pytest.mark.parametrize(
     ("wait", "words"),
     [
-        (None, "It is not known yet"),
+        (None, "was not measured: the first steps after a start do not count"),
         (0.01, "kept up"),
         (0.1, "nearly kept up"),
         (0.5, "held training"),

@@ -131,7 +131,10 @@ def _find_measurement(name: str, summary: Summary | None, logs: list[LogRow]) ->
 def describe_data_wait(wait: float | None) -> str:
     """Whether the data kept up, in one sentence."""
     if wait is None:
-        return "It is not known yet whether training waits for data."
+        return (
+            "Whether training waits for data was not measured: the first "
+            "steps after a start do not count, and there were no others."
+        )
     share = f"{wait:.1%}"
     if wait < 0.2:
         nearly = "" if wait < 0.05 else "nearly "
