@@ -68,6 +68,10 @@ def test_the_search_for_one_image_looks_below(tmp_path):
             {f".{letter}": 1 for letter in "abcdefghij"},
             "ignored 10 files: 1 .a, 1 .b, 1 .c, 1 .d, 1 .e, 1 .f, 1 .g, 1 .h, 2 others",
         ),
+        (
+            {f".{letter}": 1 for letter in "abcdefghi"},
+            "ignored 9 files: 1 .a, 1 .b, 1 .c, 1 .d, 1 .e, 1 .f, 1 .g, 1 .h, 1 other",
+        ),
     ],
 )
 def test_what_is_ignored_is_one_line(ignored, line):

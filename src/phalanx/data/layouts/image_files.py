@@ -67,7 +67,7 @@ def describe_ignored(ignored: Mapping[str, int]) -> str:
         return ""
     shown = [f"{count:,} {reason}" for reason, count in reasons[:_REASONS_SHOWN]]
     rest = sum(count for _, count in reasons[_REASONS_SHOWN:])
-    shown += [f"{rest:,} others"] if rest else []
+    shown += [format_plural(rest, "other")] if rest else []
     return f"ignored {format_plural(total, 'file')}: {', '.join(shown)}"
 
 
