@@ -179,7 +179,7 @@ def _explain_resume(run: "RunFolder") -> Iterator[None]:
     except (Stopped, Interrupted) as stop:
         what = str(stop)
         if isinstance(stop, Interrupted):  # outside of the loop: while opening or closing the run
-            what = f"stopped by {stop} before the first step or after the last; nothing is lost"
+            what = f"stopped by {stop}; everything up to the last checkpoint is kept"
         raise Stopped(f"{what}; continue with: {run.resume_command}") from None
 
 
