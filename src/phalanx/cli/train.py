@@ -99,7 +99,8 @@ def _run_as_rank(args: ParsedArgs, world: World) -> int:
 
     try:
         with report_rank_errors(world, None) if world.rank else nullcontext():
-            opened = open_run_as_rank(world, lambda: _prepare(args), reopen, args.flags)
+            said = {**args.flags, "preset": args.preset_name or ""}
+            opened = open_run_as_rank(world, lambda: _prepare(args), reopen, said)
         if opened is None:
             return 0
         prepared, store = opened
