@@ -221,6 +221,10 @@ def test_files_around_commands_are_understood(text, expected):
         ("A=1\ncase x in a) A=2 ;; esac\npython a.py --a $A", ["--a", "$A"]),
         ("A=1\n[ x ] && A+=2\npython a.py --a $A", ["--a", "$A"]),
         ("A=1\nif x; then A=2; fi\nA=4\npython a.py --a $A", ["--a", "4"]),
+        ("A=0\nwhile x; do\n python a.py --a $A\n A=$((A+1))\ndone", ["--a", "$A"]),
+        ("A=0\nuntil x; do python a.py --a $A; ((A++)); done", ["--a", "$A"]),
+        ("A=0\nfor x in *.yml; do python a.py --a $A; A+=1; done", ["--a", "$A"]),
+        ("A=4\nwhile x; do python a.py --x=1 --a $A; B=1; done", ["--a", "4"]),
         ("readonly A=1\ndeclare -i B=2\npython a.py --a $A$B", ["--a", "12"]),
     ],
 )

@@ -39,7 +39,6 @@ from phalanx.trackers.choice import refuse_missing_trackers
 
 _WEIGHTS_OF_RUN = tuple(f"{folder}{WEIGHTS}" for folder in ("", "best/", "checkpoints/best/"))
 _RESUME_ORIGIN = "flag at resume"
-# options that may differ between the ranks of a run
 OWN_TO_A_MACHINE = ("data-dir", "run-dir", "device", "plugin", "init-weights", "workers")
 
 

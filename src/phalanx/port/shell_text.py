@@ -19,6 +19,7 @@ from phalanx.port.shell_variables import ShellVariables
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
 _ARRAY_BEGIN = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
 _ARRAY = re.compile(r'("?)\$\{([A-Za-z_]\w*)\[[@*]\]\}\1', re.ASCII)
+_CHANGED = re.compile(r"(?<![\w$-])([A-Za-z_]\w*)(?:\+?=|\+\+)", re.ASCII)  # in a loop's text
 _PLACEHOLDER = re.compile(  # [...] and [--help], as READMEs write them; what a script is given
     r"\[(?:\.\.\.|-[^\]\s]*)\]|\$[@*]|\$\{[@*][^{}]*\}"
 )
@@ -348,6 +349,11 @@ class _ShellReader:
                 unknown = f"${{{name}}}" if name in self.variables.unknown else ""
                 words[place] = f"{name}={self.variables.known.get(name, unknown)}{value}"
 
+    def _lose_changed(self) -> None:
+        """Know no longer what the loop that begins here changes: any round may be meant."""
+        body = self.text[self.place :].split("done", 1)[0]
+        self.variables.lose(set(_CHANGED.findall(body)) & set(self.variables.known))
+
     def _follow_loop(self, words: Sequence[str]) -> bool:
         """Whether words begin or end a loop; each round of one over known values is read anew."""
         if words[0] == "for" and words[2:3] == ["in"]:
@@ -356,12 +362,15 @@ class _ShellReader:
             self.loops.append(Loop(words[1], values if is_known else [], self.place))
         elif words[0] in ("for", "while", "until", "select"):
             self.loops.append(Loop("", [], self.place))
+            self._lose_changed()
             return words[0] == "for"
         elif words[0] == "done" and self.loops:
             pass
         else:
             return False
         loop = self.loops[-1]
+        if not loop.values and words[0] != "done":
+            self._lose_changed()
         self.rounds += 1
         if self.rounds > MOST_ROUNDS:
             raise ConfigError(

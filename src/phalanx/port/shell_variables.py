@@ -45,6 +45,14 @@ class ShellVariables:
         """Leave a variable as it is written from now on."""
         self.known.pop(name, None)
 
+    def lose(self, names: set[str]) -> None:
+        """Know no longer what variables are: a loop that may have any round changes them."""
+        for name in names:
+            self.known.pop(name, None)
+        self.unknown |= names
+        if self._conditions:
+            self._conditions[-1].changed |= names
+
     def set_array(self, begin: str, words: Sequence[str]) -> None:
         """Take over NAME=(words) or NAME+=(words), of which begin is what precedes the words."""
         found = _ARRAY_BEGIN.fullmatch(begin)
@@ -106,9 +114,4 @@ class ShellVariables:
 
     def _end_condition(self) -> None:
         """Forget what a branch of the innermost condition has set."""
-        here = self._conditions.pop()
-        for name in here.changed:
-            self.known.pop(name, None)
-        self.unknown |= here.changed
-        if self._conditions:
-            self._conditions[-1].changed |= here.changed
+        self.lose(self._conditions.pop().changed)
