@@ -286,6 +286,8 @@ def test_a_fork_needs_something_left_to_train(straight, tmp_path, capsys):
     words = ["train", "--fork", str(straight), "--run-dir", str(tmp_path / "fork")]
     assert main(words) == ConfigError.exit_code
     assert "nothing is left to train; raise --epochs above 3" in capsys.readouterr().err
+    assert main([*words, "--steps", "2"]) == ConfigError.exit_code
+    assert "of 2, so nothing is left to train; raise --steps above " in capsys.readouterr().err
     assert not (tmp_path / "fork").exists()
 
 

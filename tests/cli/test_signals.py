@@ -121,7 +121,8 @@ def test_a_signal_outside_of_the_loop_leaves_a_run_to_resume(
     with monkeypatch.context() as patch:
         signal_instead_of(patch, f"phalanx.assemble.train:{place}")
         assert main(small_run(digits, run, steps=2)) == STOPPED
-    assert f"continue with: phalanx train --resume {run}\n" in capsys.readouterr().err
+    kept = "stopped by SIGTERM; everything up to the last checkpoint is kept"  # after any steps
+    assert f"{kept}; continue with: phalanx train --resume {run}\n" in capsys.readouterr().err
     assert main(["train", "--resume", str(run)]) == 0
     assert (run / "report.html").exists()
 

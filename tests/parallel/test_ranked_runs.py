@@ -403,6 +403,15 @@ def test_ranks_that_differ_are_refused(digits, tmp_path):
     assert "has different data from rank 0" in told
 
 
+def test_ranks_of_a_new_run_that_were_given_different_options_are_refused(digits, tmp_path):
+    run, host = tmp_path / "run", socket.gethostname()
+    words = [*ranked_run(digits, run, launched=True, epochs=1), "--rank-timeout=30"]
+    other = [*words, "--lr=0.5", "--workers=0", f"--run-dir={tmp_path / 'other'}"]
+    told = start_two([*words, "--lr=0.1"], other)
+    assert f"rank 1 on {host} has different options from rank 0 on {host}: --lr; all" in told
+    assert not run.exists()
+
+
 def start_two(first: list[str], second: list[str], **variables: str) -> str:
     """The line that two ranks that were started by hand leave with."""
     world = world_variables(0, 2)

@@ -3,6 +3,7 @@
 import pytest
 
 from phalanx.errors import ConfigError
+from phalanx.port.old_command import is_old_command, read_old_command
 from phalanx.port.shell_text import read_text_lines, read_words
 
 
@@ -202,3 +203,65 @@ def test_a_loop_may_run_subshells(end):
 )  # fmt: skip
 def test_files_around_commands_are_understood(text, expected):
     assert words(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A=1\nif [ x ]; then A=2; fi\npython a.py --a $A", ["--a", "$A"]),
+        ("A=1\nif x; then A=2; else if y; then A=3; fi; fi\npython a.py --a $A", ["--a", "$A"]),
+        ("if x; then A=2; python a.py --a $A; fi", ["--a", "2"]),
+        ("A=1\nif x; then A=2; else python a.py --a $A; fi", ["--a", "1"]),
+        ("A=1\n[ x ] && A=2 || A=3\npython a.py --a ${A:-4}", ["--a", "${A:-4}"]),
+        ("A=1\n[ x ] && { A=2; B=3; }\npython a.py --a $B", ["--a", "$B"]),
+        ("A=1\n[ x ] && A=2 && python a.py --a $A", ["--a", "2"]),
+        ("cd x && A=2 && B=3 && python a.py --a $A$B", ["--a", "23"]),
+        ("cd x && A=2\npython a.py --a $A", ["--a", "2"]),
+        ("case x in\n a|b) A=2 ;;\n *) A=3; python a.py --a $A ;;\nesac", ["--a", "3"]),
+        ("A=1\ncase x in a) A=2 ;; esac\npython a.py --a $A", ["--a", "$A"]),
+        ("A=1\n[ x ] && A+=2\npython a.py --a $A", ["--a", "$A"]),
+        ("A=1\nif x; then A=2; fi\nA=4\npython a.py --a $A", ["--a", "4"]),
+        ("A=0\nwhile x; do\n python a.py --a $A\n A=$((A+1))\ndone", ["--a", "$A"]),
+        ("A=0\nuntil x; do python a.py --a $A; ((A++)); done", ["--a", "$A"]),
+        ("A=0\nfor x in *.yml; do python a.py --a $A; A+=1; done", ["--a", "$A"]),
+        ("A=4\nwhile x; do python a.py --x=1 --a $A; B=1; done", ["--a", "4"]),
+        ("readonly A=1\ndeclare -i B=2\npython a.py --a $A$B", ["--a", "12"]),
+    ],
+)
+def test_what_a_condition_sets_is_not_known_behind_it(text, expected):
+    found = [line for line in read_text_lines(text) if "a.py" in line.words]
+    assert [list(line.words[-2:]) for line in found] == [expected]
+    assert all(line.environment.get("A") in (None, expected[1][:1]) for line in found)
+
+
+def test_a_condition_leaves_nothing_in_the_environment():
+    line = read_text_lines("export A=1 B=2\nif x; then A=3; fi\npython a.py")[-1]
+    assert line.environment == {"B": "2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('A=(--b 1 "x y")\npython a.py "${A[@]}" --c', ["--b", "1", "x y", "--c"]),
+        ("A=(\n  --b 1 # one\n  --c\n)\nA+=(--d)\npython a.py ${A[*]}", ["--b", "1", "--c", "--d"]),
+        ("declare -a A=(--b)\npython a.py ${A[@]} x", ["--b", "x"]),
+        ("A=()\npython a.py --b ${A[@]}", ["--b"]),
+        ('A=(1)\nif x; then A+=(2); fi\npython a.py "${A[@]}"', ["${A[@]}"]),
+        ('python a.py "${A[@]}"', ["${A[@]}"]),
+    ],
+)
+def test_arrays_are_filled_in(text, expected):
+    (line,) = [line for line in read_text_lines(text) if "a.py" in line.words]
+    assert list(line.words[2:]) == expected
+
+
+def test_errors_can_go_down_a_pipe_too():
+    (line,) = read_text_lines("python a.py |& tee log.txt")
+    assert (line.words, line.left_out) == (("python", "a.py"), ("| tee log.txt",))
+
+
+@pytest.mark.parametrize("word", ["if", "until", "while", "elif", "if !"])
+def test_a_condition_may_be_an_old_command(word):
+    line = read_text_lines(f"{word} python train.py --a 1; then echo; fi")[0]
+    assert is_old_command(line.words)
+    assert read_old_command(line.words, {}).words == ("--a", "1")

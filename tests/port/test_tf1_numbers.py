@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from small_ports import port
+from small_ports import find_last_row, port
 
 from phalanx.cli.main import main
 from phalanx.config.presets import builtin_preset_folder
@@ -119,3 +119,11 @@ def test_what_a_preset_sets_is_set_by_the_port_as_well(capsys):
 def test_an_average_takes_the_last_checkpoint_as_well(options, count, capsys):
     answer = port(capsys, f"python train.py --dataset cifar-10 {options}")
     assert answer["decided"].get("weight-avg-n") == count
+
+
+@pytest.mark.parametrize(("data", "is_told"), [("cifar-10", True), ("imagenet", False)])
+def test_that_norms_do_not_decay_is_told_where_they_did(data, is_told, capsys):
+    answer = port(capsys, f"python train.py --dataset {data} --weight-decay 1e-4")
+    row = find_last_row(answer)
+    assert row["new"] == "--l2-regularization 1e-4"
+    assert ("norms and biases, which it decayed too, are left out" in row["why"]) is is_told

@@ -68,9 +68,11 @@ def prepare_fork(
     _refuse_other_model(settings.config, dataset, start)
     begin = start.first_step(plan)
     if begin >= plan.total_steps:
+        in_steps = settings.config.train.steps is not None
+        least = f"--steps above {begin}" if in_steps else f"--epochs above {plan.epoch_at(begin):g}"
         raise ConfigError(
             f"--fork: {start.checkpoint.name} is at step {begin:,} of {plan.total_steps:,}, so "
-            f"nothing is left to train; raise --epochs above {plan.epoch_at(begin):g}"
+            f"nothing is left to train; raise {least}"
         )
     discarded = describe_discarded_state(start, settings.config)
     renamed = _describe_other_classes(dataset.classes, start)

@@ -39,7 +39,7 @@ from phalanx.trackers.choice import refuse_missing_trackers
 
 _WEIGHTS_OF_RUN = tuple(f"{folder}{WEIGHTS}" for folder in ("", "best/", "checkpoints/best/"))
 _RESUME_ORIGIN = "flag at resume"
-_OWN_TO_A_MACHINE = ("data-dir", "run-dir", "device", "plugin", "init-weights", "workers")
+OWN_TO_A_MACHINE = ("data-dir", "run-dir", "device", "plugin", "init-weights", "workers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,7 +339,7 @@ def digest_run(prepared: PreparedRun) -> dict[str, str]:
 def digest_values(config: Config, values: Mapping[str, Any]) -> dict[str, str]:
     """Digests of these values, of the code, and of the options."""
     # paths and devices may differ between machines
-    options = {n: v for n, v in config.flat().items() if n not in _OWN_TO_A_MACHINE}
+    options = {n: v for n, v in config.flat().items() if n not in OWN_TO_A_MACHINE}
     values = {"options": options, "code": hash_code(), **values}
     return {
         name: sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

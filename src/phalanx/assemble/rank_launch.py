@@ -1,13 +1,15 @@
 """Training and scoring on several ranks: starts them, or is one. No torch until they connect."""
 
+import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
-from phalanx.assemble.prepare import PreparedRun
+from phalanx.assemble.prepare import OWN_TO_A_MACHINE, PreparedRun
 from phalanx.engine.checkpoint_store import find_newest_checkpoint
 from phalanx.errors import (
     EXIT_LEFT_AT_ONCE,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from phalanx.plan.plan import Plan
 
 _RUN = "run"  # the key in the store under which rank 0 publishes the run folder
+_OPTIONS = "options"  # ... its host and the options of its command
 _LEFT = "left"  # ... which counts ranks that found nothing to do
 _READY = "ready"  # ... which rank 0 sets if it found no problem
 _Prepared = TypeVar("_Prepared")
@@ -89,7 +92,8 @@ def open_run_as_rank(
 ) -> "tuple[PreparedRun, Store] | None":
     """The run that the ranks of a world train, and their key-value store; None if no run needs it.
 
-    Rank 0 prepares the run and tells the others, which reopen it. flags: those of the command.
+    Rank 0 prepares the run and tells the others, which reopen it. flags: those of the command,
+    and its preset.
     """
     _set_up_rank()
     timeout = _read_timeout(flags)
@@ -100,6 +104,7 @@ def open_run_as_rank(
 
         with discard_on(NetworkError, FailedElsewhere, prepared=prepared):
             store = open_store(world, timeout=timeout)
+            store.set(_OPTIONS, json.dumps([socket.gethostname(), dict(flags)]))
             store.set(_RUN, "" if prepared is None else str(prepared.run.path.absolute()))
         if prepared is not None:
             return prepared, store
@@ -114,12 +119,31 @@ def open_run_as_rank(
         store.add(_LEFT, 1)
         return None
     with _report_failure_to_others(world, store):
+        host, expected = json.loads(wait_for_key(store, _OPTIONS, timeout=timeout))
+        _refuse_other_options(world, flags, host, expected)
         if not is_run_folder(Path(path)):
             raise CheckpointError(
                 f"{path}: rank 0 has opened the run there, and this host does not see it; give "
                 "--run-dir a folder that all hosts share"
             )
         return reopen(Path(path)), store
+
+
+def _refuse_other_options(
+    world: World, flags: Mapping[str, str], host: str, expected: Mapping[str, str]
+) -> None:
+    """Raise NetworkError if this rank's command has other options than that of rank 0."""
+    others = [
+        name
+        for name in dict.fromkeys([*expected, *flags])
+        if name not in OWN_TO_A_MACHINE and flags.get(name) != expected.get(name)
+    ]
+    if others:
+        named = ", ".join("preset" if name == "preset" else f"--{name}" for name in others)
+        raise NetworkError(
+            f"rank {world.rank} on {socket.gethostname()} has different options from rank 0 on "
+            f"{host}: {named}; all ranks must have the same"
+        )
 
 
 @contextmanager

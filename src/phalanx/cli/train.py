@@ -99,7 +99,8 @@ def _run_as_rank(args: ParsedArgs, world: World) -> int:
 
     try:
         with report_rank_errors(world, None) if world.rank else nullcontext():
-            opened = open_run_as_rank(world, lambda: _prepare(args), reopen, args.flags)
+            said = {**args.flags, "preset": args.preset_name or ""}
+            opened = open_run_as_rank(world, lambda: _prepare(args), reopen, said)
         if opened is None:
             return 0
         prepared, store = opened
@@ -179,7 +180,7 @@ def _explain_resume(run: "RunFolder") -> Iterator[None]:
     except (Stopped, Interrupted) as stop:
         what = str(stop)
         if isinstance(stop, Interrupted):  # outside of the loop: while opening or closing the run
-            what = f"stopped by {stop} before the first step or after the last; nothing is lost"
+            what = f"stopped by {stop}; everything up to the last checkpoint is kept"
         raise Stopped(f"{what}; continue with: {run.resume_command}") from None
 
 

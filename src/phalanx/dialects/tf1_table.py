@@ -211,7 +211,7 @@ _TRAINING_TABLE = (
     number_row("epochs", computed(tf1.port_epochs, "--epochs"), "epoch",
                default=tf1.choose_epochs, number=POSITIVE),
     count_row("iterations", computed(tf1.port_iterations, "--steps")),
-    number_row("weight-decay", renamed("l2-regularization", why="a term of the gradient"),
+    number_row("weight-decay", Outcome("renamed", tf1.port_decay, "--l2-regularization"),
             default=tf1.choose_decay),
     number_row("loss-scaling", kept(), default="128"),
     number_row("label-smoothing", kept("spread over the other classes only"),

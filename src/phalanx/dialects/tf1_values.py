@@ -264,6 +264,14 @@ def choose_decay(values: OldValues) -> str:
     return "1e-5" if find_model(values) == "efficientnet" else "1e-4"
 
 
+def port_decay(text: str, values: OldValues) -> Effect:
+    """The weight decay, which is never that of norms and biases here."""
+    why = "a term of the gradient"
+    if not is_imagenet(values) and float(text):
+        why += "; norms and biases, which it decayed too, are left out"
+    return Effect(flags={"l2-regularization": text}, why=why, kind="renamed")
+
+
 def choose_lars_decay(values: OldValues) -> str:
     """The decay inside the steps of LARS."""
     if not is_lars(values):

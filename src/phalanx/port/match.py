@@ -43,6 +43,10 @@ def match_words(
         elif stops:
             found.rest = [word, *rest]
             break
+        elif word.startswith("$"):
+            found.problems.append(
+                f"{word}: stands for words that are not known here; write them in its place"
+            )
         elif word != "--":
             found.problems.append(
                 f"{word}: is not an option and belongs to none; put it after the option it is for, "

@@ -12,7 +12,8 @@ from phalanx.port.match import is_option
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
-_KEYWORDS = ("then", "do", "else", "{", "!")  # of the shell, before a command
+# of the shell, before a command
+_KEYWORDS = ("if", "elif", "while", "until", "then", "do", "else", "{", "!")
 _PREFIXES = {  # programs that start another: their options with a value, and words before it
     "env": ("uCS", 0),
     "time": ("fo", 0),

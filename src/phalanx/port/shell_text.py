@@ -13,8 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from phalanx.errors import ConfigError
+from phalanx.port.shell_loops import MOST_ROUNDS, Loop, list_loop_values
+from phalanx.port.shell_variables import ShellVariables
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
+_ARRAY_BEGIN = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
+_ARRAY = re.compile(r'("?)\$\{([A-Za-z_]\w*)\[[@*]\]\}\1', re.ASCII)
+_CHANGED = re.compile(r"(?<![\w$-])([A-Za-z_]\w*)(?:\+?=|\+\+)", re.ASCII)  # in a loop's text
 _PLACEHOLDER = re.compile(  # [...] and [--help], as READMEs write them; what a script is given
     r"\[(?:\.\.\.|-[^\]\s]*)\]|\$[@*]|\$\{[@*][^{}]*\}"
 )
@@ -24,14 +29,8 @@ _HERE_DOCUMENT = re.compile(
 )
 # a line that gives a document to one of these, which runs what stands there
 _READS_COMMANDS = re.compile(r"(?:^|[\s/|])(?:bash|sh|zsh|sbatch|qsub|ssh)(?=\s|$)")
-_KEYWORDS = ("do", "then", "else")  # of the shell, before a command
+_SETTERS = ("export", "declare", "readonly", "typeset")  # before what sets variables
 _EXEC_FORM = re.compile(r"^(?:CMD|ENTRYPOINT|RUN)[ \t]+(\[.*\])[ \t]*$", re.MULTILINE)
-_NUMBER = r"-?(?:0|[1-9]\d{0,5})"
-_RANGE = re.compile(
-    rf"\{{({_NUMBER})\.\.({_NUMBER})(?:\.\.({_NUMBER}))?\}}"
-    rf"|(?:\$\(|`)seq((?: +{_NUMBER}){{1,3}}) *[)`]"
-)
-_MOST_ROUNDS = 1000  # of all loops of a text together
 _MAKE_PREFIX = re.compile(r"^(?:@-?|-@?)(?=[\w./])")  # before a command of a recipe
 _FORMAT_PREFIX = "\x00"  # marks an operator of the shell among words
 
@@ -68,24 +67,22 @@ def read_words(words: Sequence[str]) -> list[OldLine]:
 
 def read_text_lines(text: str) -> list[OldLine]:
     """The commands of a pasted text or a script, with what was exported before each."""
-    exported: dict[str, str] = {}
     moves: list[str] = []
     found = []
-    for number, words in _ShellReader(text).read():
-        assigned = _read_assignments(words)
-        if assigned:  # what runs a command is filled in where it is used, and not run again
-            exported |= {n: v for n, v in assigned.items() if not _RUN_COMMAND.search(v)}
-        elif words[:1] == ["cd"]:
+    for number, words, environment in _ShellReader(text).read():
+        if words[:1] == ["cd"]:
             moves.append(" ".join(words))
         else:
-            line = _build_line(words, dict(exported), number)
+            line = _build_line(words, environment, number)
             found.append(replace(line, moves=tuple(moves)))
     return [line for line in found if line.words]
 
 
 def _read_assignments(words: Sequence[str]) -> dict[str, str]:
     """The variables that a command sets; none where it does anything else."""
-    assigned = words[1:] if words[:1] == ["export"] else words
+    assigned = list(words)
+    if words[:1] and words[0] in _SETTERS:
+        assigned = [word for word in words[1:] if not word.startswith("-")]
     if not all(_ASSIGNMENT.match(word) for word in assigned):
         return {}
     return dict(word.split("=", 1) for word in assigned)
@@ -119,18 +116,20 @@ class _ShellReader:
     def __init__(self, text: str) -> None:
         self.text = _EXEC_FORM.sub(_write_exec_form, text.replace("\r\n", "\n") + "\n")
         self.place = 0
-        self.commands: list[tuple[int, list[str]]] = []
+        self.commands: list[tuple[int, list[str], dict[str, str]]] = []
         self.words: list[str] = []
         self.word: str | None = None  # None between words
         self.first_line = 1
-        self.variables: dict[str, str] = {}  # those that the text has set so far
+        self.variables = ShellVariables()
+        self.exported: list[str] = []  # the variables among them that are no loop's
+        self.array: tuple[str, list[str]] | None = None  # NAME= before its (, and words before it
         self.subshells = 0  # ( that are not closed yet
-        self.loops: list[_Loop] = []  # that have begun and are not done yet, the innermost last
+        self.loops: list[Loop] = []  # that have begun and are not done yet, the innermost last
         self.rounds = 0  # of loops so far
         self.here_ends: list[str] = []  # words that end the documents behind this line
 
-    def read(self) -> list[tuple[int, list[str]]]:
-        """All commands of the text."""
+    def read(self) -> list[tuple[int, list[str], dict[str, str]]]:
+        """All commands of the text that do more than set variables, with those set before."""
         while self.place < len(self.text):
             self._step()
         self._end_command()
@@ -144,6 +143,8 @@ class _ShellReader:
             self.place = continued.end()
         elif here == "\\":
             self._add(self.text[self.place + 1 : self.place + 2], 2)
+        elif self._read_array(here):
+            pass
         elif here in "'\"":
             self._read_quoted(here)
         elif here in "$`":
@@ -157,6 +158,31 @@ class _ShellReader:
         elif not self._read_operator(here):
             self._add(here, 1)
 
+    def _read_array(self, here: str) -> bool:
+        """Whether a part of NAME=(words) stands here, or "${NAME[@]}"; then it is read."""
+        found = _ARRAY.match(self.text, self.place) if here in '"$' else None
+        words = self.variables.find_array(found[2]) if found else None
+        if found and words is not None:
+            for position, word in enumerate(words):
+                if position:
+                    self._end_word()
+                self._add(word, 0)
+            self.place = found.end()
+        elif self.array is not None and here == "\n":
+            self._end_word()
+            self.place += 1
+        elif self.array is not None and here == ")":
+            self._end_word()
+            self.variables.set_array(self.array[0], self.words)
+            (_, self.words), self.array = self.array, None
+            self.place += 1
+        elif here == "(" and self.word and _ARRAY_BEGIN.fullmatch(self.word):
+            self.array, self.words, self.word = (self.word, self.words), [], None
+            self.place += 1
+        else:
+            return False
+        return True
+
     def _read_operator(self, here: str) -> bool:
         """Whether something that the shell acts upon stands here; then it is read."""
         redirection = self.word is None and self._find_redirection()
@@ -166,13 +192,15 @@ class _ShellReader:
                 self.here_ends.append(document[1] or document[2] or document[3])
             self._add_operator(document[0])
         elif here in "\n;" or self.text.startswith(("&&", "||"), self.place):
-            self.place += 2 if here in "&|" else 1
-            self._end_command()
+            operator = here * 2 if here in "&|" else ""
+            self.place += len(operator) or 1
+            self._end_command(operator)
             if here == "\n":
                 self._skip_here_documents()
         elif redirection:
             self._add_operator(redirection)
         elif here in "|&":
+            self.place += self.text.startswith("|&", self.place)
             self._add_operator(here)
             if here == "&":
                 self._end_command()
@@ -215,7 +243,7 @@ class _ShellReader:
     def _is_subshell(self, here: str) -> bool:
         """Whether a bracket stands around commands: before one, or after one that has one."""
         if here == "(":
-            return self.word is None and all(word in _KEYWORDS for word in self.words)
+            return self.word is None and not self.words
         return here == ")" and self.subshells > 0
 
     def _read_substitution(self) -> None:
@@ -245,9 +273,9 @@ class _ShellReader:
     def _expand(self, found: re.Match[str]) -> str:
         """What stands for a match in double quotes: a value, or what a backslash protects."""
         name, default = found["name"] or found["braced"], found["default"]
-        if name in self.variables:
-            return self.variables[name]
-        if default is not None:
+        if name in self.variables.known:
+            return self.variables.known[name]
+        if default is not None and name not in self.variables.unknown:
             return os.environ.get(name, default)
         is_protected = found[0].startswith("\\")
         return found[0][1:].replace("\n", "") if is_protected else found[0]
@@ -281,84 +309,82 @@ class _ShellReader:
         if self.word is not None:
             self.words.append(self.word)
             self.word = None
+            if self.array is None:
+                self.words = self.variables.read_condition(self.words)
 
-    def _end_command(self) -> None:
+    def _end_command(self, operator: str = "") -> None:
+        """Take down the command that ends here, perhaps with && or ||."""
         self._end_word()
         words, self.words = self.words, []
         if words[:1] == ["$"]:  # a prompt, copied along
             words = words[1:]
-        while words[:1] and words[0] in _KEYWORDS:
-            words = words[1:]
         if words:
             words[0] = _MAKE_PREFIX.sub("", words[0])
-        if not words or self._follow_loop(words):
-            return
+        if words and not self._follow_loop(words):
+            self._take_down(words)
+        if operator:
+            self.variables.join(operator, words, sets=bool(_read_assignments(words)))
+        else:
+            self.variables.end_joined()
+
+    def _take_down(self, words: list[str]) -> None:
+        """Remember a command, or the variables that it sets."""
         self._fill_in_appended(words)
-        self.commands.append((self.first_line, words))
-        self.variables |= _read_assignments(words)
+        assigned = _read_assignments(words)
+        if not assigned:
+            known = self.variables.known
+            # what runs a command is filled in where it is used, and not run again
+            names = [n for n in self.exported if n in known and not _RUN_COMMAND.search(known[n])]
+            self.commands.append((self.first_line, words, {n: known[n] for n in names}))
+        self.variables.set_values(assigned)
+        self.exported += [name for name in assigned if name not in self.exported]
 
     def _fill_in_appended(self, words: list[str]) -> None:
         """Make each NAME+=VALUE at the beginning the assignment that it amounts to."""
         for place, word in enumerate(words):
             name, appends, value = word.partition("+=")
-            if word != "export" and not _ASSIGNMENT.match(word):
+            if word not in _SETTERS and not _ASSIGNMENT.match(word):
                 break
             if appends and name.isidentifier():
-                words[place] = f"{name}={self.variables.get(name, '')}{value}"
+                unknown = f"${{{name}}}" if name in self.variables.unknown else ""
+                words[place] = f"{name}={self.variables.known.get(name, unknown)}{value}"
+
+    def _lose_changed(self) -> None:
+        """Know no longer what the loop that begins here changes: any round may be meant."""
+        body = self.text[self.place :].split("done", 1)[0]
+        self.variables.lose(set(_CHANGED.findall(body)) & set(self.variables.known))
 
     def _follow_loop(self, words: Sequence[str]) -> bool:
         """Whether words begin or end a loop; each round of one over known values is read anew."""
         if words[0] == "for" and words[2:3] == ["in"]:
-            values = [value for word in words[3:] for value in _list_loop_values(word)]
+            values = [value for word in words[3:] for value in list_loop_values(word)]
             is_known = bool(values) and not any(set(value) & set("$`*?[{") for value in values)
-            self.loops.append(_Loop(words[1], values if is_known else [], self.place))
+            self.loops.append(Loop(words[1], values if is_known else [], self.place))
         elif words[0] in ("for", "while", "until", "select"):
-            self.loops.append(_Loop("", [], self.place))
+            self.loops.append(Loop("", [], self.place))
+            self._lose_changed()
             return words[0] == "for"
         elif words[0] == "done" and self.loops:
             pass
         else:
             return False
         loop = self.loops[-1]
+        if not loop.values and words[0] != "done":
+            self._lose_changed()
         self.rounds += 1
-        if self.rounds > _MOST_ROUNDS:
+        if self.rounds > MOST_ROUNDS:
             raise ConfigError(
-                f"line {self.first_line}: loops of more than {_MOST_ROUNDS:,} rounds are not "
+                f"line {self.first_line}: loops of more than {MOST_ROUNDS:,} rounds are not "
                 "unrolled; paste the lines that matter"
             )
         if loop.values:
-            self.variables[loop.name] = loop.values.pop(0)
+            self.variables.known[loop.name] = loop.values.pop(0)
             self.place = loop.begin
         elif words[0] == "done":
             self.loops.pop()
         else:
-            self.variables.pop(loop.name, None)
+            self.variables.forget(loop.name)
         return True
-
-
-@dataclass
-class _Loop:
-    """A loop of the shell that is being read."""
-
-    name: str  # of its variable
-    values: list[str]  # that are still to come; none where they are not known
-    begin: int  # where its commands begin
-
-
-def _list_loop_values(word: str) -> list[str]:
-    """The values that a word of a `for` stands for: {1..3} and $(seq 1 3) are three."""
-    found = _RANGE.fullmatch(word)
-    if found is None:
-        return [word]
-    numbers = [int(text) for text in (found[4] or "").split()]
-    if numbers:  # seq LAST, seq FIRST LAST, seq FIRST STEP LAST
-        first, last = (1 if len(numbers) == 1 else numbers[0]), numbers[-1]
-        step = numbers[1] if len(numbers) == 3 else 1
-    else:
-        first, last = int(found[1]), int(found[2])
-        step = abs(int(found[3] or 1)) * (1 if first <= last else -1)
-    end = last + (1 if step > 0 else -1)
-    return [str(n) for n in range(first, end, step)[: _MOST_ROUNDS + 1]] if step else [word]
 
 
 def _write_exec_form(found: re.Match[str]) -> str:

@@ -1,0 +1,36 @@
+"""Loops of shell scripts: the values that they go through."""
+
+import re
+from dataclasses import dataclass
+
+_NUMBER = r"-?(?:0|[1-9]\d{0,5})"
+_RANGE = re.compile(
+    rf"\{{({_NUMBER})\.\.({_NUMBER})(?:\.\.({_NUMBER}))?\}}"
+    rf"|(?:\$\(|`)seq((?: +{_NUMBER}){{1,3}}) *[)`]"
+)
+MOST_ROUNDS = 1000  # of all loops of a text together
+
+
+@dataclass
+class Loop:
+    """A loop of the shell that is being read."""
+
+    name: str  # of its variable
+    values: list[str]  # that are still to come; none where they are not known
+    begin: int  # where its commands begin
+
+
+def list_loop_values(word: str) -> list[str]:
+    """The values that a word of a `for` stands for: {1..3} and $(seq 1 3) are three."""
+    found = _RANGE.fullmatch(word)
+    if found is None:
+        return [word]
+    numbers = [int(text) for text in (found[4] or "").split()]
+    if numbers:  # seq LAST, seq FIRST LAST, seq FIRST STEP LAST
+        first, last = (1 if len(numbers) == 1 else numbers[0]), numbers[-1]
+        step = numbers[1] if len(numbers) == 3 else 1
+    else:
+        first, last = int(found[1]), int(found[2])
+        step = abs(int(found[3] or 1)) * (1 if first <= last else -1)
+    end = last + (1 if step > 0 else -1)
+    return [str(n) for n in range(first, end, step)[: MOST_ROUNDS + 1]] if step else [word]
