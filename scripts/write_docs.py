@@ -63,8 +63,8 @@ phalanx port -- python3 train.py --config mk2_resnet50_gn_16ipus --data-dir DATA
 The old command may be separate words after `--`, one quoted string, standard input, or a script
 with several commands (`--file run.sh`). Variables, `poprun`, `mpirun` and `gc-profile` before it,
 line continuations, `--option=value` and prefixes such as `--epoch` are understood. Variables and
-arrays that a script sets are filled in, unless only a branch of an `if`, a `case` or an `&&` sets them;
-`sudo`, `nohup`, `nice`, `time` and the like before it are left out.
+arrays that a script sets are filled in, unless only a branch of an `if`, a `case` or an `&&` sets
+them; `sudo`, `nohup`, `nice`, `time` and the like before it are left out.
 
 | flag | what it does |
 |---|---|
