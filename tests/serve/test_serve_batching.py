@@ -276,7 +276,8 @@ def test_an_overloaded_server_refuses_with_429(busy_server: RunningServer):
     statuses = [answer.status for answer in answers]
     assert set(statuses) == {200, 429}
     assert all(int(a.headers["retry-after"]) >= 1 for a in answers if a.status == 429)
-    assert 3 <= statuses.count(200) <= 6
+    # two may wait; whether the first of them has begun when the third arrives is the scheduler's
+    assert 2 <= statuses.count(200) <= 6
     assert busy_server.ask(INFER, body, headers).status == 200
 
 
