@@ -95,11 +95,11 @@ def compare_scoring(name: str, batch: int, rounds: int) -> str:
     """The modules, a folded model with the batch as a whole, and in parts."""
     size, model = MODELS[name].image_size, build(name).eval()
     images = torch.randn(batch, 3, size, size).contiguous(memory_format=torch.channels_last)
-    folded, in_parts = folded_model.fold_model(model, None), folded_model._count_cached_images
+    folded, in_parts = folded_model.fold_model(model, None), folded_model._count_images_at_once
     assert folded is not None
 
     def score(count: Callable[[Tensor], int]) -> None:
-        folded_model._count_cached_images = count
+        folded_model._count_images_at_once = count
         folded(images)
 
     passes: dict[str, Callable[[], object]] = {

@@ -296,6 +296,33 @@ def test_on_a_cpu_logits_do_not_depend_on_the_batch(name):
         assert torch.equal(folded(x.contiguous()), together)
 
 
+@pytest.mark.parametrize("name", ["resnet8", "efficientnet_b0"])
+def test_large_batches_are_scored_in_parts(name, monkeypatch):
+    folded, x = FoldedModel(make(name), GPU_LAYERS), images(5, 32)
+    together = folded(x)
+    monkeypatch.setattr(folded_model, "_count_images_at_once", lambda _: 2)
+    parts = []
+    usual = folded._run
+    monkeypatch.setattr(folded, "_run", lambda part: parts.append(len(part)) or usual(part))
+    assert difference(folded(x), together) < 1e-5
+    assert parts == [2, 2, 1]
+
+
+def test_a_gpu_scores_no_more_images_at_once_than_a_grid_has_rows():
+    assert folded_model._count_images_at_once(torch.empty(99_999, 3, 32, 32, device="meta")) < 2**16
+
+
+@pytest.mark.gpu
+@gpu_only
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["resnet8", "efficientnet_b0"])
+def test_graphs_score_more_images_than_a_grid_has_rows(name):
+    folded = fold_model(make(name, device="cuda"), torch.float16)
+    x = images(7, 8).cuda().repeat(10_000, 1, 1, 1)
+    found = folded(x).view(10_000, 7, 10)
+    assert difference(found, folded(x[:7]).expand_as(found)) < 0.01
+
+
 @onednn_only
 @torch.no_grad()
 def test_on_a_cpu_weights_are_folded_again_only_if_they_have_changed():

@@ -19,6 +19,7 @@ from phalanx.models.units import UnitModel
 
 _MOST_GRAPHS = 8  # input shapes whose graphs are kept
 _FEW_IMAGES, _FEW_PIXELS = 8, 2**16  # that a thread of a CPU scores at once, at least
+_MOST_IMAGES = 2**15  # that a GPU scores at once: grids of kernels have 65,535 rows at most
 _Size = tuple[tuple[int, ...], torch.dtype]
 # a graph has one static input and output, and cuDNN's flags are global: one thread at a time
 _ONE_THREAD = threading.Lock()
@@ -77,11 +78,12 @@ class FoldedModel(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a normalised batch."""
         device = images.device
+        is_captured = device.type == "cuda" and not self.unfolded_units
+        run = self._replay if is_captured else self._run
         with _ONE_THREAD, use_device(device), torch.autocast(device.type, enabled=False):
-            if device.type == "cpu":
-                parts = images.split(_count_cached_images(images))
-                return torch.cat([self._run(part) for part in parts])
-            return self._run(images) if self.unfolded_units else self._replay(images)
+            if len(images) <= (most := _count_images_at_once(images)):
+                return run(images)
+            return torch.cat([run(part) for part in images.split(most)])
 
     def _run(self, x: Tensor) -> Tensor:
         model = self._live[0]
@@ -148,8 +150,10 @@ def _capturing_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _count_cached_images(images: Tensor) -> int:
-    """The images to score at once on a CPU: the activations of more would leave its caches."""
+def _count_images_at_once(images: Tensor) -> int:
+    """The largest batch to score at once: on a CPU, activations of more would leave its caches."""
+    if images.device.type != "cpu":
+        return _MOST_IMAGES
     pixels = images.shape[2] * images.shape[3]
     return torch.get_num_threads() * max(_FEW_IMAGES, _FEW_PIXELS // pixels)
 
