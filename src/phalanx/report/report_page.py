@@ -169,12 +169,12 @@ def _draw_curves(
         return {}
     wide = [("Loss", plots.plot_loss(steps, logs, scores=scores))]
     if scores or any(row.top1 is not None for row in logs):
-        wide.append(("Top-1", plots.plot_top1(logs, scores)))
+        wide.append(("Top-1", plots.plot_top1(steps, logs, scores=scores)))
     small = [("Learning rate", plots.plot_learning_rate(steps))]
     if any(row.images_per_second is not None for row in logs):
-        small.append(("Images per second", plots.plot_throughput(logs)))
+        small.append(("Images per second", plots.plot_throughput(steps, logs)))
     if any(row.data_wait is not None for row in logs):
-        small.append(("Share of time waiting for data", plots.plot_data_wait(logs)))
+        small.append(("Share of time waiting for data", plots.plot_data_wait(steps, logs)))
     return {"wide": wide, "small": small}
 
 
