@@ -109,6 +109,23 @@ def test_a_terminal_gets_one_live_line_and_the_log_still_gets_all(tmp_path, term
     assert len(log.read_text().splitlines()) == 8
 
 
+@pytest.mark.parametrize(
+    ("columns", "known"),
+    [(44, ""), (60, "loss"), (80, "loss im/s wait"), (120, "loss images/s data wait")],
+)
+def test_the_live_line_leaves_out_what_does_not_fit(terminal, monkeypatch, columns, known):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with Console(total_steps=625, epochs=2.93333, stream=terminal.stream) as console:
+        console.log(log_row(125))
+        terminal.read()
+        time.sleep(0.15)  # the line is redrawn ten times per second
+        console.evaluation_progress(750, 1_500)
+        drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", terminal.read()).strip("\r\n")
+    assert re.match("epoch 0.6/2.933  [━╸].*validating 50% *$", drawn)
+    assert "…" not in drawn and len(drawn) <= columns
+    assert [word for word in known.split() if word not in drawn] == []
+
+
 def test_no_color_is_respected(terminal, monkeypatch):
     colours = re.compile(r"\x1b\[[0-9;]*3[0-9;]*m")
     talk(Console(total_steps=625, epochs=5, stream=terminal.stream))

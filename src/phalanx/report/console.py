@@ -33,6 +33,7 @@ from phalanx.units import format_count, format_plural, format_seconds
 
 _REFRESH_S = 0.1
 _NARROW = 100  # columns; below this, the live line is shorter
+_SHORTEST_BAR, _GAP = 4, 2  # columns
 
 
 class Console:
@@ -193,14 +194,21 @@ class Console:
             complete_style="cyan",
             finished_style="cyan",  # rich's own turns grey on terminals of 16 colours
         )
+        numbers = _describe_log_briefly(self._newest, narrow=self._is_narrow)
+        counts = f"epoch {epoch:.1f}/{self.epochs:.4g}", f"{self._step}/{self.total_steps}"
+        ending = self._activity or self._time_left()
+        # what does not fit is left out: cut off it says nothing
+        while numbers and self._rich.width < _SHORTEST_BAR + sum(
+            len(part) + _GAP for part in (*counts, *numbers, ending)
+        ):
+            numbers.pop()
         cells: list[Text | ProgressBar] = [
-            Text(f"epoch {epoch:.1f}/{self.epochs:g}", style="bold"),
+            Text(counts[0], style="bold"),
             bar,
-            Text(f"{self._step}/{self.total_steps}"),
-            *(Text(part) for part in _describe_log_briefly(self._newest, narrow=self._is_narrow)),
-            Text(self._activity or self._time_left(), style="cyan"),
+            *(Text(part) for part in (counts[1], *numbers)),
+            Text(ending, style="cyan"),
         ]
-        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        table = Table.grid(padding=(0, _GAP, 0, 0), expand=True)
         for cell in cells:
             table.add_column(no_wrap=True, ratio=1 if cell is bar else None)
         table.add_row(*cells)
