@@ -349,7 +349,7 @@ def test_the_cost_of_determinism_is_told_to_people(capsys):
     ratio = PairedRatio((9.0, 8.0, 10.0), (10.0, 10.0, 10.0))
     print_cost(determinism.DeterminismCost(ratios={"strict": ratio}, device="cpu", steps=2))
     said = capsys.readouterr().out
-    assert said.startswith("strict       9.00 steps/s, off 10.00: ratio 0.9000, 95 % interval 0.8")
+    assert said.startswith("strict       9.00 steps/s, off 10.00: ratio 0.9000, 95% interval 0.8")
     assert "(n=3 pairs of blocks of 2 steps)" in said
     assert "on a CPU all three run the same kernels" in said
 

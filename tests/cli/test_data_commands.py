@@ -107,7 +107,7 @@ def test_a_handout_says_that_it_is_to_be_built(say, tmp_path):
         (["list", "nowhere"], 3, "phalanx data list: nowhere: no such folder"),
         (["list", "."], 3, "phalanx data list: .: nothing readable here"),
         (["list", "--class-from", "prefix"], 2, "--class-from: say which folder: phalanx data li"),
-        (["list", "--labels", "no.csv"], 3, "no.csv: no such file; expected CSV or JSON lines"),
+        (["list", "--labels", "no.csv"], 3, "no.csv: no such file; expected CSV or JSON Lines"),
         (["list", ".", "--jsno"], 2, "--jsno: no such option; did you mean '--json'?"),
         (["fetch"], 2, "phalanx data fetch: say which set to fetch: cifar10, cifar100, mnist, f"),
         (["fetch", "minst"], 2, "'minst' cannot be fetched; did you mean 'mnist'?"),

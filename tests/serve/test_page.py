@@ -23,7 +23,7 @@ def test_a_dropped_image_is_shown_as_the_network_saw_it_with_its_classes(browser
     browser.wait_for("find('model-facts').textContent.includes('resnet8')")  # asked for on its own
     text = browser.text()
     assert "a photo.jpg" in text and "as the network saw it, 28\xa0\xd7\xa028\xa0pixels" in text
-    assert re.search(r"Ankle boot\s+87\.3 %\s+<b>Sneaker</b>\s+8\.1 %", text)
+    assert re.search(r"Ankle boot\s+87\.3%\s+<b>Sneaker</b>\s+8\.1%", text)
     assert "12.7 ms in the server (decode 1.2, queue 0.1, compute 11.2); " in text
     assert "Model demo (resnet8, 10 classes, 28\xa0\xd7\xa028 pixels)." in text
     browser.wait_for(

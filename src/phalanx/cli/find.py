@@ -28,9 +28,9 @@ _COLORS = {"pale": "#bcd2ec", "line": "#2563b0", "mark": "#d9650b"}  # on white 
     "Train the run's first steps with an increasing learning rate, and suggest one. "
     "Model, data, optimizer and precision are the run's own; only --out writes anything.",
     *PRESET_ARGS,
-    Argument("--from", "The first learning rate  [1e-6]", default="1e-6"),
-    Argument("--to", "The last one  [10]", default="10"),
-    Argument("--steps", "Steps of the sweep  [100]", default="100"),
+    Argument("--from", "The first learning rate.  [1e-6]", default="1e-6"),
+    Argument("--to", "The last one.  [10]", default="10"),
+    Argument("--steps", "Steps of the sweep.  [100]", default="100"),
     Argument("--out", "Draw the curve into this .png or .html file."),
     JSON_FLAG,
     usage="[PRESET|FILE] [--option value]... [--from LR] [--to LR] [--steps N] [--out FILE] "
@@ -196,8 +196,8 @@ def _paint_curve(axes: Any, sweep: "LrSweep", ink: dict[str, str]) -> None:
     "Find the largest micro-batch that fits the device and the fastest one, by real "
     "steps on synthetic images.",
     *PRESET_ARGS,
-    Argument("--most", "The largest size to try  [4096]", default="4096"),
-    Argument("--seconds", "How long each size is timed  [1]", default="1"),
+    Argument("--most", "The largest size to try.  [4096]", default="4096"),
+    Argument("--seconds", "How long each size is timed.  [1]", default="1"),
     JSON_FLAG,
     usage="[PRESET|FILE] [--option value]... [--most N] [--seconds S] [--json]",
     options=ALL_OPTIONS,

@@ -177,7 +177,7 @@ function show(job, { waiting = "", error = "", prediction = null, found = null, 
 
 function makeBar({ class: label, probability }) {
   const row = document.createElement("li"), words = ["label", "share"];
-  const texts = [label, `${(100 * probability).toFixed(1)} %`];
+  const texts = [label, `${(100 * probability).toFixed(1)}%`];
   for (const [at, word] of words.entries()) {
     const cell = document.createElement("span");
     cell.className = word;
