@@ -367,7 +367,7 @@ def test_the_doctor_warns_of_more_threads_than_cores(say, monkeypatch, capsys):
     monkeypatch.delenv("OMP_NUM_THREADS")
     told = say("doctor")
     assert "note  threads                 8 per process (one per core;" in told
-    assert "ten times slower than with one each; to run two here, use --threads 4" in told
+    assert "to run two processes here, give each --threads 4: with more threads" in told
     monkeypatch.setenv("OMP_NUM_THREADS", "100000")
     assert main(["doctor"]) == 1
     told = capsys.readouterr().out

@@ -447,7 +447,7 @@ def test_a_link_that_leads_to_itself_hides_no_dataset(tmp_path, capsys):
     write_classes(tmp_path / "data/set", 2)
     (tmp_path / "data/loop").symlink_to("loop")
     assert main(["data", "list", str(tmp_path)]) == 0
-    assert "4 + none images" in capsys.readouterr().out
+    assert ": 4 training images, " in capsys.readouterr().out
 
 
 def test_a_run_finds_the_images_of_its_labels_from_any_folder(tmp_path, monkeypatch):

@@ -214,7 +214,7 @@ def list_plan_rows(
     threads = format_plural(plan.threads, "thread") + " each" * (ranks > 1)
     return [
         ("config", settings.name),
-        ("model", f"{config.model.model}, {_describe_norm(config)}, {plan.num_classes} classes"),
+        ("model", f"{config.model.model}, {_describe_norm(config)}, {plan.num_classes:,} classes"),
         ("data", f"{config.data.data}, {plan.train_images:,} + {plan.valid_images:,} images"),
         *[("counts", "published counts; no files were read")] * (dataset.source == "published"),
         *[("layout", dataset.layout)] * bool(dataset.layout),
