@@ -223,6 +223,7 @@ def test_origins_say_who_set_each_option(say):
     assert rows["lr"].split() == ["lr", "0.3", "file", "mine.yaml"]
     assert rows["seed"].endswith("flag") and rows["keep"].endswith("default")
     assert rows["momentum"].endswith("preset demo")
+    assert rows["wandb"].split()[1] == "false" and rows["wandb-project"].split()[1] == "none"
 
 
 def test_a_preset_can_be_named_three_ways(say):

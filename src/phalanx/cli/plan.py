@@ -373,9 +373,12 @@ def _describe_memory(plan: "Plan", memory: "Memory", config: Config) -> str:
 
 def _print_origins(settings: Settings) -> None:
     """Print every option with its value and origin."""
-    values = {name: str(value) for name, value in settings.config.flat().items()}
+    values = {
+        # as they are written on a command line
+        name: str(value).lower() if value is None or isinstance(value, bool) else str(value)
+        for name, value in settings.config.flat().items()
+    }
     names, texts = max(map(len, values)), max(map(len, values.values()))
     print()
     for name, text in values.items():
-        shown = text if text != "None" else "-"
-        print(f"{name:<{names}}  {shown:<{texts}}  {settings.origins[name]}")
+        print(f"{name:<{names}}  {text:<{texts}}  {settings.origins[name]}")
