@@ -126,6 +126,23 @@ def test_the_live_line_leaves_out_what_does_not_fit(terminal, monkeypatch, colum
     assert [word for word in known.split() if word not in drawn] == []
 
 
+@pytest.mark.parametrize(
+    ("columns", "interval"), [(80, "(61.8%"), (108, "(61.8%"), (118, "(95% interval 61.8")]
+)
+def test_a_score_is_shortened_where_it_would_not_fit(terminal, monkeypatch, columns, interval):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with Console(total_steps=125, epochs=1, stream=terminal.stream) as console:
+        terminal.read()
+        console.progress(124)
+        console.progress(125)
+        console.score(score_row(125), best=True)
+        drawn = terminal.read()
+    (line,) = [line for line in drawn.splitlines() if "valid top-1" in line]
+    plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", line).strip()
+    assert interval in plain and len(plain) <= columns
+    assert "left" not in drawn  # after the last step
+
+
 def test_no_color_is_respected(terminal, monkeypatch):
     colours = re.compile(r"\x1b\[[0-9;]*3[0-9;]*m")
     talk(Console(total_steps=625, epochs=5, stream=terminal.stream))

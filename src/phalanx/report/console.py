@@ -130,8 +130,12 @@ class Console:
             self.print(line)
             return
         self._append_to_log(line)
-        short = f"epoch {row.epoch:.2f}  {_describe_score(row, short=self._is_narrow)}{mark}"
-        self._print_line(short, "bold green" if best else "bold")
+        long, short = (
+            f"epoch {row.epoch:.2f}  {_describe_score(row, short=is_short)}{mark}"
+            for is_short in (False, True)
+        )
+        fitting = long if len(long) <= self._rich.width else short
+        self._print_line(fitting, "bold green" if best else "bold")
 
     def restore_terminal(self) -> None:
         """Show the cursor again, without locks or buffers, just before the process exits."""
@@ -171,8 +175,9 @@ class Console:
         return f"step {step:>{len(total)}}/{total}  epoch {epoch:.2f}"
 
     def _time_left(self) -> str:
-        seconds = self._timer.seconds_for(self.total_steps - self._step)
-        return "" if seconds is None else f"{format_seconds(seconds)} left"
+        steps = self.total_steps - self._step
+        seconds = self._timer.seconds_for(steps)
+        return f"{format_seconds(seconds)} left" if steps and seconds is not None else ""
 
     @property
     def _is_narrow(self) -> bool:
