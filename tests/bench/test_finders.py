@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import re
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
@@ -105,7 +106,10 @@ def test_a_sweep_is_drawn_in_letters_and_where_asked(learnable, tmp_path, capsys
         assert (tmp_path / name).read_bytes().startswith(begin)
     said = capsys.readouterr().out
     assert "▲" in said and said.count("│") == 20 and "suggested      --lr " in said
-    assert "<svg" in (tmp_path / "lr.html").read_text()
+    page = (tmp_path / "lr.html").read_text()
+    assert "<svg" in page
+    (end,) = re.findall(r"loss explodes +(at .* of 30 steps)\n", said)[-1:]
+    assert f"<td>{end}</td>" in page
     assert {path.name for path in tmp_path.iterdir()} == {"lr.png", "lr.html"}
 
 
