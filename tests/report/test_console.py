@@ -65,6 +65,19 @@ def test_a_full_bar_does_not_look_like_an_empty_one_where_there_are_few_colours(
     assert "\x1b[36m━━━" in drawn and "\x1b[90m━" not in drawn
 
 
+def test_what_is_left_of_the_bar_is_grey_on_light_and_dark_terminals(terminal):
+    with Console(total_steps=4, epochs=1, stream=terminal.stream) as console:
+        terminal.read()
+        console.progress(2)
+        assert re.search("\x1b\\[36m━+.*\x1b\\[90m╺?━+", terminal.read())
+
+
+def test_a_warning_can_be_read_on_a_white_background(terminal):
+    with Console(total_steps=4, epochs=1, stream=terminal.stream) as console:
+        console.warn("train/cat/17.jpg does not decode")
+        assert "\x1b[35mwarning: train/cat" in terminal.read()
+
+
 def test_without_a_terminal_every_log_point_and_score_is_one_plain_line(tmp_path):
     path = tmp_path / "out.txt"
     with path.open("w", encoding="ascii") as stream:

@@ -92,7 +92,7 @@ class Console:
 
     def warn(self, text: str) -> None:
         """Print a warning."""
-        self.print(f"warning: {text}", style="yellow")
+        self.print(f"warning: {text}", style="magenta")  # yellow is unreadable on white
 
     def progress(self, step: int) -> None:
         """Record a finished step. Costs microseconds: the line is redrawn ten times per second."""
@@ -196,6 +196,7 @@ class Console:
         bar = ProgressBar(
             total=self.total_steps,
             completed=self._step,
+            style="bright_black",  # rich's own is darker than the rest on a light background
             complete_style="cyan",
             finished_style="cyan",  # rich's own turns grey on terminals of 16 colours
         )
