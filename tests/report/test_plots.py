@@ -55,6 +55,13 @@ def test_all_curves_begin_where_a_late_fork_begins(tmp_path, axes_of_plots, firs
     assert limits.pop()[0] == pytest.approx(left)
 
 
+def test_the_steps_of_a_run_without_log_points_are_not_pale(axes_of_plots):
+    columns = {"epoch": [0.1, 0.2], "loss": [2.0, 1.0]}
+    for logs, color in (([], plots.TRAIN_COLOR), ([log_row(25)], plots.PALE_COLOR)):
+        axes = plots.plot_loss(columns, logs, scores=[])
+        assert axes.lines[0].get_color() == color
+
+
 def test_no_legend_hides_a_curve(finished_run, axes_of_plots):
     for axes in list_plots(finished_run.path):
         if axes.get_legend():

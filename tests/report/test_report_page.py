@@ -275,8 +275,8 @@ def test_long_curves_are_thinned_to_their_bounds():
 def test_drawings_leave_their_colours_to_the_page():
     columns = {"epoch": [0.1, 0.2], "loss": [2.0, 1.0]}
     svg = plot_loss(columns, [], scores=[])
-    assert "var(--train-pale)" in svg
-    assert "#040506" not in svg
+    assert "var(--train)" in svg
+    assert "#030405" not in svg
     assert svg.startswith('<svg viewBox="')
 
 

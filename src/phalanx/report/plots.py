@@ -127,7 +127,8 @@ def plot_loss(steps: _Columns, logs: Sequence[LogRow], *, scores: Sequence[Score
 
     def paint(axes: Any) -> None:
         curve = downsample_curve(steps["epoch"], steps["loss"])
-        _plot_curve(axes, curve, color=PALE_COLOR, lw=0.8, label="each step")
+        color = PALE_COLOR if logs or scores else TRAIN_COLOR  # pale only behind another curve
+        _plot_curve(axes, curve, color=color, lw=0.8, label="each step")
         if logs:
             _plot_curve(axes, _make_curve(logs, "loss"), label="training")
         if scores:
