@@ -194,10 +194,11 @@ def option_row(option: Option) -> str:
     if option.low is not None and option.high is not None:
         limits = f", {option.low:g} to {option.high:g}"
     aliases = f" Also `--{'`, `--'.join(option.aliases)}`." if option.aliases else ""
+    default = str(option.default).lower() if isinstance(option.default, bool) else option.default
     cells = (
         f"`--{option.name}`",
         f"{option.expected_values}{limits}",
-        option.auto or ("none" if option.default is None else f"`{option.default}`"),
+        option.auto or ("none" if default is None else f"`{default}`"),
         "yes" if option.resumable else "no",
         option.help + aliases,
     )

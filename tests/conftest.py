@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -12,6 +13,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 from hypothesis import settings
 
+from headless_browser import Browser
 from phalanx.assemble.torch_setup import disable_amx_on_virtual_machines
 from small_runs import make_digits
 
@@ -39,6 +41,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """96 training and 40 validation images of 12x12 in MNIST's format."""
     return make_digits(tmp_path_factory.mktemp("digits"), train=96, valid=40)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser without a window."""
+    opened = Browser(tmp_path_factory.mktemp("browser"))
+    yield opened
+    opened.close()
 
 
 @pytest.fixture

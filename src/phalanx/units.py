@@ -200,8 +200,12 @@ def format_count(number: float) -> str:
 
 
 def format_plural(number: float, noun: str) -> str:
-    """'1 step', '1,000 steps', '0.1 epochs'."""
-    text = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    """A number and its noun.
+
+    >>> [format_plural(number, "step") for number in (1, 1000, 0.5, 1251.14)]
+    ['1 step', '1,000 steps', '0.5 steps', '1,251.14 steps']
+    """
+    text = f"{number:,}" if isinstance(number, int) else f"{number:,g}"
     return f"{text} {noun}{'s' * (number != 1)}"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import re
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
@@ -105,7 +106,10 @@ def test_a_sweep_is_drawn_in_letters_and_where_asked(learnable, tmp_path, capsys
         assert (tmp_path / name).read_bytes().startswith(begin)
     said = capsys.readouterr().out
     assert "▲" in said and said.count("│") == 20 and "suggested      --lr " in said
-    assert "<svg" in (tmp_path / "lr.html").read_text()
+    page = (tmp_path / "lr.html").read_text()
+    assert "<svg" in page
+    (end,) = re.findall(r"loss explodes +(at .* of 30 steps)\n", said)[-1:]
+    assert f"<td>{end}</td>" in page
     assert {path.name for path in tmp_path.iterdir()} == {"lr.png", "lr.html"}
 
 
@@ -349,7 +353,7 @@ def test_the_cost_of_determinism_is_told_to_people(capsys):
     ratio = PairedRatio((9.0, 8.0, 10.0), (10.0, 10.0, 10.0))
     print_cost(determinism.DeterminismCost(ratios={"strict": ratio}, device="cpu", steps=2))
     said = capsys.readouterr().out
-    assert said.startswith("strict       9.00 steps/s, off 10.00: ratio 0.9000, 95 % interval 0.8")
+    assert said.startswith("strict       9.00 steps/s, off 10.00: ratio 0.9000, 95% interval 0.8")
     assert "(n=3 pairs of blocks of 2 steps)" in said
     assert "on a CPU all three run the same kernels" in said
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import phalanx
-from phalanx.cli.main import COMMANDS, main
+from phalanx.cli.main import COMMANDS, load_command, main
 from phalanx.config.presets import builtin_preset_folder, iterate_old_presets
 from phalanx.config.schema import OPTIONS
 
@@ -102,6 +102,22 @@ def test_help_with_a_model_ends_with_what_only_its_family_has(say, model, own, o
 def test_help_with_a_model_that_does_not_exist_names_near_ones(capsys):
     assert main(["train", "--model", "resnet51", "--help"]) == 2
     assert "did you mean 'resnet65' or 'resnet56' or 'resnet50'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_help_text_is_a_sentence_before_its_default(name):
+    command = load_command(name)
+    options = [OPTIONS[option] for option in command.options]
+    for shown in (*command.arguments, *options):
+        text = re.sub(r"  \[[^]]+\]$", "", shown.help)
+        assert text.endswith("."), f"{shown.name}: {shown.help}"
+
+
+def test_an_example_stays_indented_where_it_is_wrapped(say, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    examples = say("launch", "--help").partition("Examples\n")[2].splitlines()
+    assert len(examples) > 2 * len(load_command("launch").examples)
+    assert [line for line in examples if not re.match(r"  (phalanx |    \S)", line)] == []
 
 
 def test_help_wins_over_mistakes(say):
@@ -207,6 +223,7 @@ def test_origins_say_who_set_each_option(say):
     assert rows["lr"].split() == ["lr", "0.3", "file", "mine.yaml"]
     assert rows["seed"].endswith("flag") and rows["keep"].endswith("default")
     assert rows["momentum"].endswith("preset demo")
+    assert rows["wandb"].split()[1] == "false" and rows["wandb-project"].split()[1] == "none"
 
 
 def test_a_preset_can_be_named_three_ways(say):
@@ -351,7 +368,7 @@ def test_the_doctor_warns_of_more_threads_than_cores(say, monkeypatch, capsys):
     monkeypatch.delenv("OMP_NUM_THREADS")
     told = say("doctor")
     assert "note  threads                 8 per process (one per core;" in told
-    assert "ten times slower than with one each; to run two here, use --threads 4" in told
+    assert "to run two processes here, give each --threads 4: with more threads" in told
     monkeypatch.setenv("OMP_NUM_THREADS", "100000")
     assert main(["doctor"]) == 1
     told = capsys.readouterr().out

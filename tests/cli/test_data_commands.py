@@ -48,6 +48,11 @@ def test_the_list_has_every_form_and_how_to_get_it(say, monkeypatch):
     assert {row["data"] for row in rows} == {*DATA_FORMATS, "embedded", "generated", "synthetic"}
 
 
+def test_on_a_narrow_terminal_the_list_wraps_and_cuts_nothing_off(say, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert "…" not in say("list")[1]
+
+
 def test_a_folder_is_listed_with_counts_and_classes(say, pets):
     code, out, _ = say("list", str(pets.parent))
     assert code == 0 and out.startswith(f"folder in {pets}: 6 + 2 images, 2 classes\n")
@@ -60,7 +65,7 @@ def test_a_file_of_labels_is_listed_from_its_own_folder(say, pets):
     rows = "".join(f"{path},{path.parent.name}\n" for path in images)
     (pets / "table.csv").write_text(f"path,label\n{rows}")
     code, out, _ = say("list", "--labels", "pets/table.csv")
-    assert code == 0 and out.startswith(f"folder in {pets}: 6 + none images, 2 classes\n")
+    assert code == 0 and out.startswith(f"folder in {pets}: 6 training images, 2 classes\n")
     assert "  labels from table.csv, without splits\n" in out
 
 
@@ -91,7 +96,7 @@ def test_a_set_of_shards_is_listed_with_the_files_that_are_there(say, pets, to, 
 def test_what_is_wrong_with_a_set_is_listed_with_it(say, pets):
     (pets / "val/cat/0.png").unlink()
     code, out, _ = say("list", str(pets))
-    assert code == 0 and ": 6 + none images, 2 classes\n" in out
+    assert code == 0 and ": 6 training images, 2 classes\n" in out
     assert f"  {pets}/val/cat: no image in this class folder\n" in out
 
 
@@ -107,7 +112,7 @@ def test_a_handout_says_that_it_is_to_be_built(say, tmp_path):
         (["list", "nowhere"], 3, "phalanx data list: nowhere: no such folder"),
         (["list", "."], 3, "phalanx data list: .: nothing readable here"),
         (["list", "--class-from", "prefix"], 2, "--class-from: say which folder: phalanx data li"),
-        (["list", "--labels", "no.csv"], 3, "no.csv: no such file; expected CSV or JSON lines"),
+        (["list", "--labels", "no.csv"], 3, "no.csv: no such file; expected CSV or JSON Lines"),
         (["list", ".", "--jsno"], 2, "--jsno: no such option; did you mean '--json'?"),
         (["fetch"], 2, "phalanx data fetch: say which set to fetch: cifar10, cifar100, mnist, f"),
         (["fetch", "minst"], 2, "'minst' cannot be fetched; did you mean 'mnist'?"),

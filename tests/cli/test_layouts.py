@@ -365,7 +365,7 @@ def test_older_runs_keep_their_listing_and_their_split(tmp_path, capsys):
         ("--val-split 1%", 2, "is less than one of 8 images; give a larger share"),
         ("--class-from prefix --labels x.csv", 2, "--labels: gives the class of each image, and"),
         ("--class-from suffix", 2, "--class-from: no choice is called 'suffix'"),
-        ("--labels nowhere.csv", 3, "nowhere.csv: no such file; expected CSV or JSON lines"),
+        ("--labels nowhere.csv", 3, "nowhere.csv: no such file; expected CSV or JSON Lines"),
         ("--valid-split dev", 2, "--valid-split dev: no such folder in"),
         ("--valid-split cat --val-split 2", 2, "has validation images already; leave the option"),
         ("--listing-rule 3", 2, "--listing-rule: must be at most 2, got 3"),
@@ -447,7 +447,7 @@ def test_a_link_that_leads_to_itself_hides_no_dataset(tmp_path, capsys):
     write_classes(tmp_path / "data/set", 2)
     (tmp_path / "data/loop").symlink_to("loop")
     assert main(["data", "list", str(tmp_path)]) == 0
-    assert "4 + none images" in capsys.readouterr().out
+    assert ": 4 training images, " in capsys.readouterr().out
 
 
 def test_a_run_finds_the_images_of_its_labels_from_any_folder(tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ def test_predictions_and_accuracy_by_folders(server, photos, capsys):
     assert lines[3].startswith("answered    3 images in 3 requests over 2 connections in ")
     assert lines[4].startswith("throughput  ") and lines[4].endswith(" images/s")
     assert lines[5].startswith("latency     p50 ") and lines[5].endswith("n=3)")
-    assert lines[6].startswith("accuracy    66.7% top-1 (95 % interval 20.8% to 93.9%, n=3)")
+    assert lines[6].startswith("accuracy    66.7% top-1 (95% interval 20.8% to 93.9%, n=3)")
 
 
 def test_folders_that_are_no_classes_are_no_labels(server, photos, capsys):

@@ -65,6 +65,19 @@ def test_a_full_bar_does_not_look_like_an_empty_one_where_there_are_few_colours(
     assert "\x1b[36m━━━" in drawn and "\x1b[90m━" not in drawn
 
 
+def test_what_is_left_of_the_bar_is_grey_on_light_and_dark_terminals(terminal):
+    with Console(total_steps=4, epochs=1, stream=terminal.stream) as console:
+        terminal.read()
+        console.progress(2)
+        assert re.search("\x1b\\[36m━+.*\x1b\\[90m╺?━+", terminal.read())
+
+
+def test_a_warning_can_be_read_on_a_white_background(terminal):
+    with Console(total_steps=4, epochs=1, stream=terminal.stream) as console:
+        console.warn("train/cat/17.jpg does not decode")
+        assert "\x1b[35mwarning: train/cat" in terminal.read()
+
+
 def test_without_a_terminal_every_log_point_and_score_is_one_plain_line(tmp_path):
     path = tmp_path / "out.txt"
     with path.open("w", encoding="ascii") as stream:
@@ -107,6 +120,40 @@ def test_a_terminal_gets_one_live_line_and_the_log_still_gets_all(tmp_path, term
     assert "grad 1.89" not in shown  # log points move the live line and take none of their own
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
     assert len(log.read_text().splitlines()) == 8
+
+
+@pytest.mark.parametrize(
+    ("columns", "known"),
+    [(44, ""), (60, "loss"), (80, "loss im/s wait"), (120, "loss images/s data wait")],
+)
+def test_the_live_line_leaves_out_what_does_not_fit(terminal, monkeypatch, columns, known):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with Console(total_steps=625, epochs=2.93333, stream=terminal.stream) as console:
+        console.log(log_row(125))
+        terminal.read()
+        time.sleep(0.15)  # the line is redrawn ten times per second
+        console.evaluation_progress(750, 1_500)
+        drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", terminal.read()).strip("\r\n")
+    assert re.match("epoch 0.6/2.933  [━╸].*validating 50% *$", drawn)
+    assert "…" not in drawn and len(drawn) <= columns
+    assert [word for word in known.split() if word not in drawn] == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "interval"), [(80, "(61.8%"), (108, "(61.8%"), (118, "(95% interval 61.8")]
+)
+def test_a_score_is_shortened_where_it_would_not_fit(terminal, monkeypatch, columns, interval):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with Console(total_steps=125, epochs=1, stream=terminal.stream) as console:
+        terminal.read()
+        console.progress(124)
+        console.progress(125)
+        console.score(score_row(125), best=True)
+        drawn = terminal.read()
+    (line,) = [line for line in drawn.splitlines() if "valid top-1" in line]
+    plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", line).strip()
+    assert interval in plain and len(plain) <= columns
+    assert "left" not in drawn  # after the last step
 
 
 def test_no_color_is_respected(terminal, monkeypatch):

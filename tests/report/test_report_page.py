@@ -23,6 +23,7 @@ from phalanx.report.summary import (
 )
 from synthetic_run import (
     CONFIG,
+    STEPS_PER_EPOCH,
     log_row,
     make_facts,
     make_run,
@@ -51,8 +52,8 @@ def test_a_finished_run_shows_everything(page):
     assert page.tags.count("svg") == 5
     assert page.tags.count("img") == 24
     for words in (
-        "demo-2026-03-01 finished",
-        "top-1 85.20% of 1,500 images\n95% interval 83.31 to 86.91",
+        "demo finished",
+        "top-1 85.20% of 1,500 images\n95% interval 83.31% to 86.91%",
         "best top-1 85.20% at step 625",
         "steps 625 5 epochs",
         "images per second 2,310 on cpu",
@@ -103,6 +104,32 @@ def test_without_scores_and_metrics_there_is_no_curve_of_top1(tmp_path):
     assert "Loss" in page.text and "Top-1" not in page.text
 
 
+def test_a_finished_run_without_validation_does_not_promise_one(tmp_path):
+    run = create_run(tmp_path / "unscored", config_text=CONFIG.format(lr=1), facts=make_facts())
+    write_history(run.path, 30)
+    scores = {name: None for name in ("top1", "top5", "interval95", "best")}
+    write_summary(run.path, make_summary(scored=None, **scores))
+    text = read_page(run).text
+    assert "top-1 none nothing was scored" in text and "Nothing was scored." in text
+    assert "No pictures of mistakes were kept." in text
+    assert "yet" not in text
+
+
+def test_a_fork_has_its_own_name_and_names_its_parent(tmp_path):
+    parent = {"run": "first", "checkpoint": "runs/first/checkpoints/step-00000075", "step": 75}
+    run = make_run(tmp_path / "longer", name="first", parent={**parent, "weights_sha256": "ab"})
+    page = read_page(run)
+    assert page.text.startswith("longer longer finished")
+    assert "; forked from first at step 75 top-1" in page.text
+    assert "checkpoint runs/first/checkpoints/step-00000075" in page.text
+
+
+def test_one_epoch_is_singular(tmp_path):
+    run = create_run(tmp_path / "one", config_text=CONFIG.format(lr=1), facts=make_facts())
+    write_history(run.path, STEPS_PER_EPOCH)
+    assert "steps 125 1 epoch " in read_page(run).text
+
+
 def test_the_average_of_checkpoints_is_told_while_it_is_there(tmp_path):
     run = make_run(tmp_path / "averaged")
     account = {"strategy": "mean", "count": 3, "steps": [375, 500, 625]}
@@ -111,7 +138,7 @@ def test_the_average_of_checkpoints_is_told_while_it_is_there(tmp_path):
     assert read_average_score(run.path) == score
     assert "top-1 of the average" not in read_page(run).text
     (run.checkpoints / "average").mkdir()
-    told = "of 3 checkpoints, steps 375 to 625\n95% interval 83.31 to 86.91; the newest 76.53%"
+    told = "of 3 checkpoints, steps 375 to 625\n95% interval 83.31% to 86.91%; the newest 76.53%"
     assert f"top-1 of the average 85.20% {told}" in read_page(run).text
 
 
@@ -133,6 +160,8 @@ def test_the_numerics_of_16_bits_are_told(tmp_path):
         "0.15% of the gradient values were zero",
         "the loss scale changed 20 times; the last were",
         "loss scale 256 from step 8 on",
+        "gradient values that were not finite: 3",
+        "steps that overflowed and were skipped: 20",
     ):
         assert words in page.text
     assert "from step 7 on" not in page.text
@@ -246,8 +275,8 @@ def test_long_curves_are_thinned_to_their_bounds():
 def test_drawings_leave_their_colours_to_the_page():
     columns = {"epoch": [0.1, 0.2], "loss": [2.0, 1.0]}
     svg = plot_loss(columns, [], scores=[])
-    assert "var(--train-pale)" in svg
-    assert "#040506" not in svg
+    assert "var(--train)" in svg
+    assert "#030405" not in svg
     assert svg.startswith('<svg viewBox="')
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from headless_browser import Browser
 from small_server import NAME, RunningServer, open_server, write_model
 
 
@@ -18,11 +17,3 @@ def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(model_file: Path) -> Iterator[RunningServer]:
     with open_server(model_file, "--max-request-mib", "4", "--max-images", "16") as running:
         yield running
-
-
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A browser without a window."""
-    opened = Browser(tmp_path_factory.mktemp("browser"))
-    yield opened
-    opened.close()

@@ -115,7 +115,7 @@ def _describe_input(session: Session) -> InputNote | None:
     needed = seen / max(1 - wait, 1e-6)
     if feed.loader.on_device:
         percent = feed.loader.spec.gpu_percent
-        decoded = f"up to {percent} % of the images are decoded on the device"
+        decoded = f"up to {percent}% of the images are decoded on the device"
         made = decoded if percent else "the images are made on the device itself"
         return InputNote(
             verdict=f"{made}; training waited for them {wait:.0%} of the time",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     "limits training.",
     Argument("dir", "The data; without it, the demo's."),
     Argument("--config", "A preset or file to take the options from."),
-    Argument("--seconds", "How long each rate is measured  [3]", default="3"),
+    Argument("--seconds", "How long each rate is measured.  [3]", default="3"),
     Argument("--json", "Print JSON.", switch=True),
     usage="[DIR] [--option value]... [--json]",
     options=ALL_OPTIONS,
@@ -104,7 +104,7 @@ def print_ratio(ratio: "PairedRatio", names: tuple[str, str], *, steps: int) -> 
             f"{ordered[-1]:,.0f} (n={len(ordered)} blocks of {steps} steps)"
         )
     low, high = ratio.interval95
-    print(f"ratio {ratio.median:.4f}, 95 % interval {low:.4f} to {high:.4f}")
+    print(f"ratio {ratio.median:.4f}, 95% interval {low:.4f} to {high:.4f}")
 
 
 @command(
@@ -151,7 +151,7 @@ def print_cost(cost: "DeterminismCost") -> None:
         low, high = ratio.interval95
         print(
             f"{name:<8}{ours:>9,.2f} steps/s, off {theirs:,.2f}: ratio {ratio.median:.4f}, "
-            f"95 % interval {low:.4f} to {high:.4f} "
+            f"95% interval {low:.4f} to {high:.4f} "
             f"(n={len(ratio.pairs)} pairs of blocks of {cost.steps} steps)"
         )
     print(f"on {cost.device}: {cost.note}")

@@ -47,13 +47,13 @@ _TIMING_FLAGS = (
         "limit.  [the data as given]",
     ),
     *RANDOM_DATA_FLAGS,
-    Argument("--seconds", "Seconds to measure, all blocks together  [15]", default="15"),
+    Argument("--seconds", "Seconds to measure, all blocks together.  [15]", default="15"),
     Argument(
         "--warmup",
-        "Seconds of warm-up before that, after the first step or batch  [3]",
+        "Seconds of warm-up before that, after the first step or batch.  [3]",
         default="3",
     ),
-    Argument("--blocks", "Number of parts that are timed separately  [10]", default="10"),
+    Argument("--blocks", "Number of parts that are timed separately.  [10]", default="10"),
     Argument("--json", "Print one JSON object per measurement.", switch=True),
 )
 

@@ -119,16 +119,26 @@ def _print_datasets(rows: list[dict[str, Any]]) -> None:
     from phalanx.data.layouts.image_files import describe_ignored
 
     for row in rows:
-        figures = " + ".join(
-            "none" if row[s] is None else f"{row[s]:,}" for s in ("train", "valid")
-        )
-        counts = "" if row["classes"] is None else f": {figures} images, {row['classes']:,} classes"
-        print(f"{row['data']} in {row['folder']}{counts}")
+        print(f"{row['data']} in {row['folder']}{_describe_counts(row)}")
         print(f"  {row['why']}")
         if row.get("ignored"):
             print(f"  {describe_ignored(row['ignored'])}")
         for problem in row["problems"]:
             print("  " + problem.replace("\n", "\n  "))
+
+
+def _describe_counts(row: dict[str, Any]) -> str:
+    """The images of a dataset's splits and its classes; empty if it could not be opened."""
+    train, valid = row["train"], row["valid"]
+    if train is None and valid is None:
+        return ""
+    if valid is None:
+        images = format_plural(train, "training image")
+    elif train is None:
+        images = format_plural(valid, "validation image")
+    else:
+        images = f"{train:,} + {valid:,} images"
+    return f": {images}, {row['classes']:,} classes"
 
 
 def _print_formats(rows: list[dict[str, Any]]) -> None:
@@ -138,7 +148,7 @@ def _print_formats(rows: list[dict[str, Any]]) -> None:
 
     table = Table(box=None, pad_edge=False)
     for head in ("data", "what is there", "how to get it"):
-        table.add_column(head)
+        table.add_column(head, overflow="fold")
     for row in rows:
         table.add_row(row["data"], row["what"], row["get"])
     Console(highlight=False, file=drawing_stream(sys.stdout)).print(table)
@@ -211,7 +221,7 @@ def _show_batch(args: ParsedArgs) -> None:
     with Loader(build_input_spec(settings.config, plan), workers=0, max_bad=plan.max_bad) as loader:
         (batch,) = next(loader.steps_from(step - 1, step, micro_batch=plan.global_batch))
     captions = [
-        f"{dataset.classes[label]} #{index}"
+        f"#{index} {dataset.classes[label]}"
         for label, index in zip(batch.labels, batch.indices, strict=True)
     ]
     images = format_plural(len(captions), "image")

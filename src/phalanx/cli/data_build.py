@@ -47,7 +47,7 @@ _LIMITS = {
     Argument("--raw", "Pack pixels, not JPEG: larger, faster.", switch=True),
     Argument(
         "--max-bad",
-        "Bad images to leave out of a split, such as 10 or 1%; by default 10 or 1 %, whichever "
+        "Bad images to leave out of a split, such as 10 or 1%; by default 10 or 1%, whichever "
         "is more.",
     ),
     Argument("--workers", "Processes; by default one per core."),

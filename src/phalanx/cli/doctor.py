@@ -158,9 +158,8 @@ def _check_threads(threads: int, cores: int) -> _Check:
         "threads",
         found,
         "note",
-        "several processes at once must not have more threads together than there are cores: two "
-        "processes of two threads each on two cores are ten times slower than with one each; "
-        f"to run two here, use --threads {each}",
+        f"to run two processes here, give each --threads {each}: with more threads than cores, "
+        "both can be ten times slower",
     )
 
 

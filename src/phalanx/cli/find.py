@@ -28,9 +28,9 @@ _COLORS = {"pale": "#bcd2ec", "line": "#2563b0", "mark": "#d9650b"}  # on white 
     "Train the run's first steps with an increasing learning rate, and suggest one. "
     "Model, data, optimizer and precision are the run's own; only --out writes anything.",
     *PRESET_ARGS,
-    Argument("--from", "The first learning rate  [1e-6]", default="1e-6"),
-    Argument("--to", "The last one  [10]", default="10"),
-    Argument("--steps", "Steps of the sweep  [100]", default="100"),
+    Argument("--from", "The first learning rate.  [1e-6]", default="1e-6"),
+    Argument("--to", "The last one.  [10]", default="10"),
+    Argument("--steps", "Steps of the sweep.  [100]", default="100"),
     Argument("--out", "Draw the curve into this .png or .html file."),
     JSON_FLAG,
     usage="[PRESET|FILE] [--option value]... [--from LR] [--to LR] [--steps N] [--out FILE] "
@@ -65,7 +65,7 @@ def _find_lr(args: ParsedArgs) -> None:
     )
     progress.end()
     if out is not None:
-        _write_plot(out, sweep, title=settings.name)
+        _write_plot(out, sweep, title=settings.name, total=steps)
     args.print_result(sweep.to_dict(), lambda: _print_sweep(sweep, total=steps))
 
 
@@ -135,16 +135,18 @@ def _draw_text(sweep: "LrSweep") -> list[str]:
     return [f"{'loss':>9}", *lines, f"{'':>10}└{axis}", f"{'lr':>9}  {first}{gap}{last}"]
 
 
-def _write_plot(out: Path, sweep: "LrSweep", *, title: str) -> None:
+def _write_plot(out: Path, sweep: "LrSweep", *, title: str, total: int) -> None:
     """The curve as a PNG, or as a page with the numbers."""
     from phalanx.disk import convert_out_errors, write_atomically
 
-    draw = _draw_png if out.suffix.lower() == ".png" else _draw_page
     with convert_out_errors(out, "give another --out"):
-        write_atomically(out, draw(sweep, title=title))
+        if out.suffix.lower() == ".png":
+            write_atomically(out, _draw_png(sweep, title=title))
+        else:
+            write_atomically(out, _draw_page(sweep, title=title, total=total))
 
 
-def _draw_page(sweep: "LrSweep", *, title: str) -> str:
+def _draw_page(sweep: "LrSweep", *, title: str, total: int) -> str:
     """The curve as a self-contained page."""
     from phalanx.report.html import render_html
     from phalanx.report.plots import PALE_COLOR, TRAIN_COLOR, VALID_COLOR, draw_svg
@@ -156,7 +158,7 @@ def _draw_page(sweep: "LrSweep", *, title: str) -> str:
         name=title,
         state="",
         curves=[("Loss by learning rate", svg)],
-        facts=_describe_sweep(sweep, total=len(sweep.rates)),
+        facts=_describe_sweep(sweep, total=total),
         steps=list(zip(sweep.rates, sweep.losses, strict=True)),
     )
 
@@ -196,8 +198,8 @@ def _paint_curve(axes: Any, sweep: "LrSweep", ink: dict[str, str]) -> None:
     "Find the largest micro-batch that fits the device and the fastest one, by real "
     "steps on synthetic images.",
     *PRESET_ARGS,
-    Argument("--most", "The largest size to try  [4096]", default="4096"),
-    Argument("--seconds", "How long each size is timed  [1]", default="1"),
+    Argument("--most", "The largest size to try.  [4096]", default="4096"),
+    Argument("--seconds", "How long each size is timed.  [1]", default="1"),
     JSON_FLAG,
     usage="[PRESET|FILE] [--option value]... [--most N] [--seconds S] [--json]",
     options=ALL_OPTIONS,

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -33,7 +34,7 @@ def show_command_help(command: Command, words: Sequence[str]) -> None:
     console.print(Text("Examples", style="bold"))
     for line, meaning in command.examples.items():
         console.print(Text(f"  {line}", style="cyan"), soft_wrap=True)
-        console.print(Text(f"      {meaning}", style="dim"))
+        console.print(Padding(Text(meaning, style="dim"), (0, 0, 0, 6), expand=False))
     if model is not None:
         console.print()
         _print_options(console, [o for o in options if o.family == MODELS[model].family])

@@ -151,9 +151,9 @@ class _ModelCounts:
     "models show",
     "Show a model's units: output, parameters, MACs, activations, cumulative shares.",
     Argument("name", "A model.", required=True),
-    Argument("--image-size", "Height and width of images  [the model's own]"),
-    Argument("--classes", "Number of classes  [the model's own]"),
-    Argument("--precision", "Bits of activations: 32.32, or 16.32 as on a GPU  [32.32]"),
+    Argument("--image-size", "Height and width of images.  [the model's own]"),
+    Argument("--classes", "Number of classes.  [the model's own]"),
+    Argument("--precision", "Bits of activations: 32.32, or 16.32 as on a GPU.  [32.32]"),
     Argument(
         "--pipeline-splits",
         "Where stages start: units, or what older programs call them.",

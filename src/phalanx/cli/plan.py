@@ -214,7 +214,7 @@ def list_plan_rows(
     threads = format_plural(plan.threads, "thread") + " each" * (ranks > 1)
     return [
         ("config", settings.name),
-        ("model", f"{config.model.model}, {_describe_norm(config)}, {plan.num_classes} classes"),
+        ("model", f"{config.model.model}, {_describe_norm(config)}, {plan.num_classes:,} classes"),
         ("data", f"{config.data.data}, {plan.train_images:,} + {plan.valid_images:,} images"),
         *[("counts", "published counts; no files were read")] * (dataset.source == "published"),
         *[("layout", dataset.layout)] * bool(dataset.layout),
@@ -373,9 +373,12 @@ def _describe_memory(plan: "Plan", memory: "Memory", config: Config) -> str:
 
 def _print_origins(settings: Settings) -> None:
     """Print every option with its value and origin."""
-    values = {name: str(value) for name, value in settings.config.flat().items()}
+    values = {
+        # as they are written on a command line
+        name: str(value).lower() if value is None or isinstance(value, bool) else str(value)
+        for name, value in settings.config.flat().items()
+    }
     names, texts = max(map(len, values)), max(map(len, values.values()))
     print()
     for name, text in values.items():
-        shown = text if text != "None" else "-"
-        print(f"{name:<{names}}  {shown:<{texts}}  {settings.origins[name]}")
+        print(f"{name:<{names}}  {text:<{texts}}  {settings.origins[name]}")

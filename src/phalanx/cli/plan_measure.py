@@ -25,7 +25,7 @@ MEASURE_ARGS = (
         "and energy of the whole run.",
         switch=True,
     ),
-    Argument("--seconds", f"With --measure: for how long  [{_SECONDS:g}]"),
+    Argument("--seconds", f"With --measure: for how long.  [{_SECONDS:g}]"),
 )
 
 

@@ -62,7 +62,7 @@ _LONGEST_S = 3600.0
         switch=True,
     ),
     Argument("--verbose", "Print the latency of each request of the first thread.", switch=True),
-    Argument("--labels", "CSV or JSON lines with the class of each image: path,label."),
+    Argument("--labels", "CSV or JSON Lines with the class of each image: path,label."),
     Argument("--name", "Name of the model, for servers that do not report it."),
     Argument(
         "--api-key-file",
@@ -278,7 +278,7 @@ def _describe(facts: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(
             (
                 "accuracy",
-                f"{accuracy['top1']:.1%} top-1 (95 % interval {low:.1%} to {high:.1%}, "
+                f"{accuracy['top1']:.1%} top-1 (95% interval {low:.1%} to {high:.1%}, "
                 f"n={accuracy['n']:,})",
             )
         )

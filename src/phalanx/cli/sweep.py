@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     "search, with ranges or lists, and the method: grid, random or tpe. After a stop or a kill, "
     "the same command continues it.",
     Argument("file", "The YAML file of the sweep; docs/training.md shows one."),
-    Argument("--sweep-dir", "Folder of the sweep  [sweeps/NAME]"),
+    Argument("--sweep-dir", "Folder of the sweep.  [sweeps/NAME]"),
     Argument("--resume", "Continue the sweep in this folder; if it is finished, show its table."),
     Argument("--dry-run", "Check the file, say what would run, and stop.", switch=True),
     Argument("--json", "Print everything as JSON at the end.", switch=True),

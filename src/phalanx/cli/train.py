@@ -202,7 +202,7 @@ def _print_result(folder: Path, *, as_json: bool) -> None:
         low, high = row.interval95
         print(
             f"top-1 {row.top1:.2%} of {format_plural(row.scored, 'image')} "
-            f"(95 % interval {low:.2%} to {high:.2%}) after {steps}"
+            f"(95% interval {low:.2%} to {high:.2%}) after {steps}"
         )
     if summary.best:
         print(f"best checkpoint: step {summary.best.step:,}, top-1 {summary.best.top1:.2%}")

@@ -82,7 +82,7 @@ class DataConfig(Section):
     )
     labels: PathText | None = option(
         None,
-        "File with the label of each image: CSV or JSON lines with path, label and optionally "
+        "File with the label of each image: CSV or JSON Lines with path, label and optionally "
         "split.",
         resumable=True,
     )
@@ -97,7 +97,7 @@ class DataConfig(Section):
         None,
         "Undecodable training images to tolerate, such as 10 or 1%.",
         resumable=True,
-        auto="10 images or 1 %, whichever is more",
+        auto="10 images or 1%, whichever is more",
     )
     max_file_mib: int = option(
         MAX_FILE_MIB,
@@ -156,8 +156,8 @@ class DataConfig(Section):
     )
     progressive_resolution: ResolutionText | None = option(
         None,
-        "Smaller images first: 128:30%,176:60% trains at 128 pixels up to 30 % of the run and at "
-        "176 up to 60 %.",
+        "Smaller images first: 128:30%,176:60% trains at 128 pixels up to 30% of the run and at "
+        "176 up to 60%.",
     )
 
 

@@ -63,7 +63,7 @@ def _list_facts(values: OldValues) -> list[Fact]:
         facts.append(Fact({"data": name}, "the dataset, by the folder's name or by default"))
     if is_imagenet(values):
         crops = {"crop-scale": "0.05,1", "use-bbox-info": "true"}
-        facts.append(Fact(crops, "random crops of 5 % or more, which show the object"))
+        facts.append(Fact(crops, "random crops of 5% or more, which show the object"))
     if efficient:
         group_dim = values.text("group-dim") or "1"
         facts.append(Fact({"efficientnet-group-dim": group_dim}, "depthwise by default"))

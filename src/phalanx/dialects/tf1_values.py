@@ -191,7 +191,7 @@ def port_epochs(text: str, values: OldValues) -> Effect:
     if str(epochs) == text or epochs == Fraction(text):
         return Effect(flags={"epochs": text, "steps": ""}, kind="kept")
     share = values.text("dataset-percentage-to-use")
-    why = f"as many steps as {share} % of the images give"
+    why = f"as many steps as {share}% of the images give"
     return Effect(flags={"epochs": f"{float(epochs):g}", "steps": ""}, why=why)
 
 

@@ -44,7 +44,7 @@ def _list_facts(values: OldValues) -> list[Fact]:
         facts.append(Fact({"stage1-projection": "true"}, "the first block projected, too"))
     if photographs:
         crops = {"crop-scale": "0.05,1", "use-bbox-info": "true", "normalization": "mean-std"}
-        facts.append(Fact(crops, "random crops of 5 % or more, which show the object"))
+        facts.append(Fact(crops, "random crops of 5% or more, which show the object"))
     elif tf2.find_data(values) == "mnist":
         facts.append(Fact({"normalization-location": "none"}, "pixels were divided by 255 only"))
     else:

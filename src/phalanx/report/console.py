@@ -33,6 +33,7 @@ from phalanx.units import format_count, format_plural, format_seconds
 
 _REFRESH_S = 0.1
 _NARROW = 100  # columns; below this, the live line is shorter
+_SHORTEST_BAR, _GAP = 4, 2  # columns
 
 
 class Console:
@@ -91,7 +92,7 @@ class Console:
 
     def warn(self, text: str) -> None:
         """Print a warning."""
-        self.print(f"warning: {text}", style="yellow")
+        self.print(f"warning: {text}", style="magenta")  # yellow is unreadable on white
 
     def progress(self, step: int) -> None:
         """Record a finished step. Costs microseconds: the line is redrawn ten times per second."""
@@ -129,8 +130,12 @@ class Console:
             self.print(line)
             return
         self._append_to_log(line)
-        short = f"epoch {row.epoch:.2f}  {_describe_score(row, short=self._is_narrow)}{mark}"
-        self._print_line(short, "bold green" if best else "bold")
+        long, short = (
+            f"epoch {row.epoch:.2f}  {_describe_score(row, short=is_short)}{mark}"
+            for is_short in (False, True)
+        )
+        fitting = long if len(long) <= self._rich.width else short
+        self._print_line(fitting, "bold green" if best else "bold")
 
     def restore_terminal(self) -> None:
         """Show the cursor again, without locks or buffers, just before the process exits."""
@@ -170,8 +175,9 @@ class Console:
         return f"step {step:>{len(total)}}/{total}  epoch {epoch:.2f}"
 
     def _time_left(self) -> str:
-        seconds = self._timer.seconds_for(self.total_steps - self._step)
-        return "" if seconds is None else f"{format_seconds(seconds)} left"
+        steps = self.total_steps - self._step
+        seconds = self._timer.seconds_for(steps)
+        return f"{format_seconds(seconds)} left" if steps and seconds is not None else ""
 
     @property
     def _is_narrow(self) -> bool:
@@ -190,17 +196,25 @@ class Console:
         bar = ProgressBar(
             total=self.total_steps,
             completed=self._step,
+            style="bright_black",  # rich's own is darker than the rest on a light background
             complete_style="cyan",
             finished_style="cyan",  # rich's own turns grey on terminals of 16 colours
         )
+        numbers = _describe_log_briefly(self._newest, narrow=self._is_narrow)
+        counts = f"epoch {epoch:.1f}/{self.epochs:.4g}", f"{self._step}/{self.total_steps}"
+        ending = self._activity or self._time_left()
+        # what does not fit is left out: cut off it says nothing
+        while numbers and self._rich.width < _SHORTEST_BAR + sum(
+            len(part) + _GAP for part in (*counts, *numbers, ending)
+        ):
+            numbers.pop()
         cells: list[Text | ProgressBar] = [
-            Text(f"epoch {epoch:.1f}/{self.epochs:g}", style="bold"),
+            Text(counts[0], style="bold"),
             bar,
-            Text(f"{self._step}/{self.total_steps}"),
-            *(Text(part) for part in _describe_log_briefly(self._newest, narrow=self._is_narrow)),
-            Text(self._activity or self._time_left(), style="cyan"),
+            *(Text(part) for part in (counts[1], *numbers)),
+            Text(ending, style="cyan"),
         ]
-        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        table = Table.grid(padding=(0, _GAP, 0, 0), expand=True)
         for cell in cells:
             table.add_column(no_wrap=True, ratio=1 if cell is bar else None)
         table.add_row(*cells)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
@@ -26,7 +27,9 @@ def write_contact_sheet(
     rows = math.ceil(len(pixels) / columns)
     step_x, step_y = _CELL + _GAP, _CELL + _CAPTION + _GAP
     sheet = Image.new("RGB", (columns * step_x + _GAP, rows * step_y + 2 * _CAPTION + _GAP), _PAPER)
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
+    # Pillow's own font has no letters beyond ASCII
+    font_file = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+    draw, font = ImageDraw.Draw(sheet), ImageFont.truetype(font_file, 11)
     draw.text((_GAP, _GAP), title, _INK, font)
     for index, (picture, caption) in enumerate(zip(pixels, captions, strict=True)):
         x, y = _GAP + index % columns * step_x, 2 * _CAPTION + index // columns * step_y
@@ -39,7 +42,7 @@ def write_contact_sheet(
         sheet.save(path)
 
 
-def _shorten(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+def _shorten(text: str, font: ImageFont.FreeTypeFont) -> str:
     """The text, cut to the width of a cell."""
     if font.getlength(text) <= _CELL:
         return text

@@ -53,14 +53,12 @@ SMALL_SIZE: _Size = (3.7, 2.1)
 _DOTS = {"marker": "o", "markersize": 3.5}
 
 
-def draw_svg(
-    paint: Callable[[Any], None], *, label: str, size: _Size = WIDE_SIZE, margin: float = 0.05
-) -> str:
+def draw_svg(paint: Callable[[Any], None], *, label: str, size: _Size = WIDE_SIZE) -> str:
     """One drawing as an <svg> element; `paint` is called with its axes."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({**_SETTINGS, "axes.xmargin": margin}):
+    with matplotlib.rc_context(_SETTINGS):
         figure = Figure(figsize=size, layout="constrained")
         paint(figure.subplots())
         file = io.StringIO()
@@ -85,15 +83,30 @@ def _make_inline(svg: str, label: str) -> str:
     return svg
 
 
-def _draw_by_epoch(paint: Callable[[Any], None], *, label: str, size: _Size = WIDE_SIZE) -> str:
-    """A drawing whose horizontal axis is the epoch."""
+def put_legend_above(axes: Any) -> None:
+    """Show the legend above the axes, where it can hide no point."""
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
+
+
+def _draw_by_epoch(
+    paint: Callable[[Any], None], steps: _Columns, *, label: str, size: _Size = WIDE_SIZE
+) -> str:
+    """A drawing whose horizontal axis is the epoch, of all steps; not from 0 on for a late fork."""
+    first, last = steps["epoch"][0], steps["epoch"][-1]
+    left = first if last / 2 < first < last else 0.0
 
     def paint_axes(axes: Any) -> None:
         paint(axes)
-        axes.set_xlim(left=0)
+        axes.set_xlim(left, last + (last - left) * 0.01)
         axes.set_xlabel("epoch")
 
-    return draw_svg(paint_axes, label=f"{label} by epoch", size=size, margin=0.01)
+    return draw_svg(paint_axes, label=f"{label} by epoch", size=size)
+
+
+def _plot_curve(axes: Any, curve: tuple[NDArray[Any], NDArray[Any]], **style: Any) -> None:
+    """Draw a curve; a single point, of which there is no line, as a dot."""
+    dots = _DOTS if np.isfinite(curve[1]).sum() == 1 else {}
+    axes.plot(*curve, **{"color": TRAIN_COLOR, "lw": 1.6, **dots, **style})
 
 
 def downsample_curve(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -113,21 +126,18 @@ def plot_loss(steps: _Columns, logs: Sequence[LogRow], *, scores: Sequence[Score
     """Loss of every step, its mean at each log point, and the validation loss."""
 
     def paint(axes: Any) -> None:
-        axes.plot(
-            *downsample_curve(steps["epoch"], steps["loss"]),
-            color=PALE_COLOR,
-            lw=0.8,
-            label="each step",
-        )
+        curve = downsample_curve(steps["epoch"], steps["loss"])
+        color = PALE_COLOR if logs or scores else TRAIN_COLOR  # pale only behind another curve
+        _plot_curve(axes, curve, color=color, lw=0.8, label="each step")
         if logs:
-            axes.plot(*_make_curve(logs, "loss"), color=TRAIN_COLOR, lw=1.6, label="training")
+            _plot_curve(axes, _make_curve(logs, "loss"), label="training")
         if scores:
             curve = _make_curve(scores, "loss")
-            axes.plot(*curve, color=VALID_COLOR, lw=1.6, label="validation", **_DOTS)
+            _plot_curve(axes, curve, color=VALID_COLOR, label="validation", **_DOTS)
         axes.set_ylim(*_loss_limits(steps, scores))
-        axes.legend()
+        put_legend_above(axes)
 
-    return _draw_by_epoch(paint, label="loss")
+    return _draw_by_epoch(paint, steps, label="loss")
 
 
 def _loss_limits(steps: _Columns, scores: Sequence[ScoreRow]) -> tuple[float, float]:
@@ -139,61 +149,61 @@ def _loss_limits(steps: _Columns, scores: Sequence[ScoreRow]) -> tuple[float, fl
     return low - room, high + room
 
 
-def plot_top1(logs: Sequence[LogRow], scores: Sequence[ScoreRow]) -> str:
+def plot_top1(steps: _Columns, logs: Sequence[LogRow], *, scores: Sequence[ScoreRow]) -> str:
     """Top-1 in training and in validation, the latter with its 95 % interval."""
 
     def paint(axes: Any) -> None:
         if any(row.top1 is not None for row in logs):
-            axes.plot(
-                *_make_curve(logs, "top1", scale=100), color=TRAIN_COLOR, lw=1.6, label="training"
-            )
+            _plot_curve(axes, _make_curve(logs, "top1", scale=100), label="training")
         if scores:
+            epochs = [row.epoch for row in scores]
             low, high = (np.array([row.interval95[k] for row in scores]) * 100 for k in (0, 1))
-            axes.fill_between(
-                [row.epoch for row in scores], low, high, color=VALID_COLOR, alpha=0.2, lw=0
-            )
+            axes.fill_between(epochs, low, high, color=VALID_COLOR, alpha=0.2, lw=0)
+            if len(scores) == 1:  # an area without a width
+                axes.vlines(epochs, low, high, color=VALID_COLOR, alpha=0.4, lw=4)
             curve = _make_curve(scores, "top1", scale=100)
-            axes.plot(*curve, color=VALID_COLOR, lw=1.6, label="validation, 95% interval", **_DOTS)
+            label = "validation, 95% interval"
+            _plot_curve(axes, curve, color=VALID_COLOR, label=label, **_DOTS)
         axes.yaxis.set_major_formatter("{x:g}%")
-        axes.legend(loc="lower right")
+        put_legend_above(axes)
 
-    return _draw_by_epoch(paint, label="top-1")
+    return _draw_by_epoch(paint, steps, label="top-1")
 
 
 def plot_learning_rate(steps: _Columns) -> str:
     """Learning rate of every step."""
 
     def paint(axes: Any) -> None:
-        axes.plot(*downsample_curve(steps["epoch"], steps["lr"]), color=TRAIN_COLOR, lw=1.6)
+        _plot_curve(axes, downsample_curve(steps["epoch"], steps["lr"]))
         axes.set_ylim(bottom=0)
 
-    return _draw_by_epoch(paint, label="learning rate", size=SMALL_SIZE)
+    return _draw_by_epoch(paint, steps, label="learning rate", size=SMALL_SIZE)
 
 
-def plot_throughput(logs: Sequence[LogRow]) -> str:
+def plot_throughput(steps: _Columns, logs: Sequence[LogRow]) -> str:
     """Images per second at each log point."""
 
     def paint(axes: Any) -> None:
         x, y = _make_curve(logs, "images_per_second")
-        axes.plot(x, y, color=TRAIN_COLOR, lw=1.6)
+        _plot_curve(axes, (x, y))
         axes.set_ylim(0, max(y[np.isfinite(y)], default=1.0) * 1.15)
         axes.yaxis.set_major_formatter("{x:,.0f}")
 
-    return _draw_by_epoch(paint, label="images per second", size=SMALL_SIZE)
+    return _draw_by_epoch(paint, steps, label="images per second", size=SMALL_SIZE)
 
 
-def plot_data_wait(logs: Sequence[LogRow]) -> str:
+def plot_data_wait(steps: _Columns, logs: Sequence[LogRow]) -> str:
     """Share of the time spent waiting for data at each log point."""
 
     def paint(axes: Any) -> None:
         x, y = _make_curve(logs, "data_wait", scale=100)
         axes.fill_between(x, 0, y, color=TRAIN_COLOR, alpha=0.2, lw=0)
-        axes.plot(x, y, color=TRAIN_COLOR, lw=1.6)
+        _plot_curve(axes, (x, y))
         highest = max(y[np.isfinite(y)], default=0.0)
         axes.set_ylim(0, max(10.0, min(100.0, highest * 1.1)))
         axes.yaxis.set_major_formatter("{x:g}%")
 
-    return _draw_by_epoch(paint, label="share of time waiting for data", size=SMALL_SIZE)
+    return _draw_by_epoch(paint, steps, label="share of time waiting for data", size=SMALL_SIZE)
 
 
 def _make_curve(

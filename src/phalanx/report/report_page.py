@@ -21,10 +21,11 @@ from phalanx.report.predictions import (
 )
 from phalanx.report.records import LogRow, ScoreRow, read_logs, read_scores, read_steps
 from phalanx.report.summary import Summary, read_average_score, read_summary
-from phalanx.units import format_bytes
+from phalanx.units import format_bytes, format_plural
 
 _MOST_CLASSES = 40  # with more, a matrix is unreadable, and only the worst pairs are shown
 _MOST_PAIRS, _FEW_PAIRS = 20, 5
+_DARKEST_SHADE = 0.55  # opacity; more would hide the numbers
 _PURPOSES = {
     "config.yaml": "every option of the run",
     "run.json": "facts about the run",
@@ -48,6 +49,7 @@ _ENVIRONMENT = {  # sections of run.json
     "environment": "Environment",
     "plan": "Plan",
     "data": "Data",
+    "parent": "Parent",
 }
 
 
@@ -62,6 +64,7 @@ def _read_values(run: RunFolder) -> dict[str, Any]:
     facts, folder = run.facts, run.path
     summary = read_summary(folder) if run.summary.exists() else None
     is_finished = summary is not None and summary.finished
+    parent = dict(flatten_facts(facts.get("parent") or {}))
     steps, logs, scores = read_steps(folder), read_logs(folder), read_scores(folder)
     highest = max(scores, key=lambda row: row.top1, default=None)  # of equals the first
     has_average = (run.checkpoints / "average").exists()
@@ -71,19 +74,21 @@ def _read_values(run: RunFolder) -> dict[str, Any]:
     failure = "" if is_finished else _read_failure(folder)
     names = _ClassNames(enumerate(facts.get("classes") or []))
     return {
-        "name": facts.get("name") or folder.name,
+        "name": folder.absolute().name,
         "state": "finished" if is_finished else "failed" if failure else "unfinished",
         "failure": failure,
         "all_well": is_finished,
         "created": str(facts.get("created", "")).replace("T", " ").replace("Z", " UTC"),
         "command": facts.get("command", ""),
-        "parent": ", ".join(f"{k} {v}" for k, v in flatten_facts(facts.get("parent") or {})),
+        "parent": " at step ".join(parent[key] for key in ("run", "step") if key in parent),
         "summary": summary,
         "score": scores[-1] if scores else None,
         "best": (summary and summary.best) or highest,
         "average": read_average_score(folder) if has_average else None,
         "last_step": steps["step"][-1] if steps["step"] else 0,
-        "last_epoch": steps["epoch"][-1] if steps["epoch"] else 0,
+        "epochs": format_plural(float(f"{steps['epoch'][-1]:.4g}"), "epoch")
+        if steps["epoch"]
+        else "nothing trained yet",
         "device": device,
         "images_per_second": _find_measurement("images_per_second", summary, logs),
         "data_wait": data_wait,
@@ -169,12 +174,12 @@ def _draw_curves(
         return {}
     wide = [("Loss", plots.plot_loss(steps, logs, scores=scores))]
     if scores or any(row.top1 is not None for row in logs):
-        wide.append(("Top-1", plots.plot_top1(logs, scores)))
+        wide.append(("Top-1", plots.plot_top1(steps, logs, scores=scores)))
     small = [("Learning rate", plots.plot_learning_rate(steps))]
     if any(row.images_per_second is not None for row in logs):
-        small.append(("Images per second", plots.plot_throughput(logs)))
+        small.append(("Images per second", plots.plot_throughput(steps, logs)))
     if any(row.data_wait is not None for row in logs):
-        small.append(("Share of time waiting for data", plots.plot_data_wait(logs)))
+        small.append(("Share of time waiting for data", plots.plot_data_wait(steps, logs)))
     return {"wide": wide, "small": small}
 
 
@@ -210,7 +215,9 @@ def _shade_row(counts: NDArray[np.int64], label: int) -> list[tuple[int, str, fl
     shares = counts / max(int(counts.sum()), 1)
     # mistakes are rare: without the square root their shades would be invisible
     return [
-        (count, "heat", share * 0.85) if at == label else (count, "wrong", share**0.5 * 0.85)
+        (count, "heat", share * _DARKEST_SHADE)
+        if at == label
+        else (count, "wrong", share**0.5 * _DARKEST_SHADE)
         for at, (count, share) in enumerate(zip(counts.tolist(), shares.tolist(), strict=True))
     ]
 

@@ -85,7 +85,7 @@ async function classify(job, signal) {
     const key = sessionStorage.getItem(KEY_NAME);
     const reply = await send(job, key, signal);
     if (signal.aborted) return;
-    if (reply.status === 401 && await getKey(reply.error, key)) continue;
+    if (reply.status === 401 && await getKey(key)) continue;
     if (reply.status === 429 && job.waits < MOST_WAITS) {
       job.waits += 1;
       show(job, { waiting: `the server is busy; trying again in ${reply.wait} s` });
@@ -126,11 +126,11 @@ async function send(job, key, signal) {
   return reply;
 }
 
-function getKey(problem, used) {
+function getKey(used) {
   if (sessionStorage.getItem(KEY_NAME) !== used) return Promise.resolve(true); // given meanwhile
   if (keyAsked) return keyAsked;
   const dialog = find("key-dialog"), input = find("key");
-  find("key-problem").textContent = problem ?? "";
+  find("key-problem").textContent = used ? "The server refused this key." : "";
   input.value = "";
   keyAsked = new Promise((answered) => {
     dialog.onclose = () => {
@@ -149,8 +149,14 @@ async function askModel() {
   const key = sessionStorage.getItem(KEY_NAME);
   try {
     const reply = await fetch("model", { headers: key ? { Authorization: `Bearer ${key}` } : {} });
+    if (key || reply.status === 401) showCurl('-H "X-API-Key: KEY" ');
     if (reply.ok) showModel(await reply.json());
   } catch { /* the first image will say what is wrong */ }
+}
+
+function showCurl(header) {
+  const address = new URL("predict", location.href);
+  find("curl").textContent = `curl ${header}-F image=@photo.jpg ${address}`;
 }
 
 function showModel({ name, model, weights, classes, image_size: size, max_request_bytes: most }) {
@@ -177,7 +183,7 @@ function show(job, { waiting = "", error = "", prediction = null, found = null, 
 
 function makeBar({ class: label, probability }) {
   const row = document.createElement("li"), words = ["label", "share"];
-  const texts = [label, `${(100 * probability).toFixed(1)} %`];
+  const texts = [label, `${(100 * probability).toFixed(1)}%`];
   for (const [at, word] of words.entries()) {
     const cell = document.createElement("span");
     cell.className = word;
@@ -324,5 +330,5 @@ for (let x = 0; x < 96; x += 1) {
   scale.fillStyle = `rgb(${heat(x / 95).map(Math.round)})`;
   scale.fillRect(x, 0, 1, 10);
 }
-find("curl").textContent = `curl -F image=@photo.jpg ${new URL("predict", location.href)}`;
+showCurl("");
 askModel();

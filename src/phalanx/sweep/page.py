@@ -17,6 +17,7 @@ from phalanx.report.plots import (
     VALID_COLOR,
     WIDE_SIZE,
     draw_svg,
+    put_legend_above,
 )
 from phalanx.sweep.schema import Choice
 from phalanx.sweep.state import SweepState, Trial
@@ -109,7 +110,7 @@ def plot_trials(state: SweepState) -> str:
         _scatter(axes, state, lambda trial: trial.number)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("trial")
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)  # above, where no point is
+        put_legend_above(axes)
 
     return draw_svg(paint, label=f"{GOAL_TITLES[state.sweep.goal]} by trial", size=WIDE_SIZE)
 
@@ -173,7 +174,7 @@ def _plot_curves(state: SweepState) -> str:
                 paint_trial(axes, trial, color=PALE_COLOR, lw=1.0)
         if best is not None:
             paint_trial(axes, best, color=VALID_COLOR, lw=1.6, label=f"trial {best.number}, best")
-            axes.legend(loc="lower left", bbox_to_anchor=(0, 1))
+            put_legend_above(axes)
         if state.sweep.goal != "loss":
             axes.yaxis.set_major_formatter("{x:g}%")
         axes.set_xlim(left=0)

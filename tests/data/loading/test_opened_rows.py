@@ -199,7 +199,7 @@ def test_a_row_has_room_for_twice_the_mean(whole):
 
 
 def test_what_a_gpu_shall_decode_needs_one(whole):
-    with pytest.raises(ValueError, match="40 % of the images are left to a GPU, and none is given"):
+    with pytest.raises(ValueError, match="40% of the images are left to a GPU, and none is given"):
         Loader(spec_of(whole, percent=40), workers=2)
 
 

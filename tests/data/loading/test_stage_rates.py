@@ -20,3 +20,9 @@ def test_the_gpu_is_named_where_decoding_is_the_limit_and_it_could_help():
     assert told.endswith("mostly augment; more --workers, or fewer augmentations")
     told = describe_bottleneck(4000, 3000, model="resnet50", stages=STAGES, gpu_could_decode=True)
     assert "--gpu-decode" not in told
+
+
+def test_how_much_faster_data_is_has_as_many_digits_as_it_is_worth():
+    told = [describe_bottleneck(n, 20, model="m", stages=STAGES) for n in (30, 24_680)]
+    assert told[0].endswith("data is 1.5 times as fast")
+    assert told[1].endswith("data is 1,234 times as fast")

@@ -269,7 +269,7 @@ def _find_label_file(layout: LayoutOptions) -> Path:
     path = expand_home(layout.labels or "")
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "no such file"
-        raise DataError(f"--labels {path}: {what}; expected CSV or JSON lines with path and label")
+        raise DataError(f"--labels {path}: {what}; expected CSV or JSON Lines with path and label")
     return path
 
 

@@ -1,4 +1,4 @@
-"""Tables of labels: CSV or JSON lines with a path, a label and perhaps a split for each image."""
+"""Tables of labels: CSV or JSON Lines with a path, a label and perhaps a split for each image."""
 
 import csv
 import io

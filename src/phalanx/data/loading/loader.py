@@ -133,7 +133,7 @@ class Loader:
         backend: Callable[[Reader, OpenRows], BatchBackend] | None = None,
     ):
         if spec.gpu_percent and backend is None:
-            left = f"{spec.gpu_percent} % of the images are left to a GPU"
+            left = f"{spec.gpu_percent}% of the images are left to a GPU"
             raise ValueError(f"{left}, and none is given")
         self.spec = spec
         self.on_device = backend is not None  # whether images are made on the device

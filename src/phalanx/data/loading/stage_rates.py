@@ -44,7 +44,9 @@ def describe_bottleneck(
     """Which is slower, loading or training, and what would help; rates in images/s."""
     head = f"reads {loaded:,.0f} images/s; {model} needs {trained:,.0f}"
     if loaded >= trained:
-        return f"{head}: the model is the limit, data is {loaded / trained:.1f} times as fast"
+        ratio = loaded / trained
+        digits = 0 if ratio >= 10 else 1
+        return f"{head}: the model is the limit, data is {ratio:,.{digits}f} times as fast"
     advised = [rate for rate in stages if rate.stage in _ADVICE]
     slowest = min(advised, key=lambda rate: rate.images_per_second)
     advice = _ADVICE[slowest.stage].format(on_gpu=_ON_GPU if gpu_could_decode else "")
