@@ -99,11 +99,13 @@ def list_stem_cases(batch: int, half: torch.dtype) -> Iterator[Case]:
         yield Case(f"image as {name}, 224 px", run, moved)
     x = new_image(batch, 64, 112, half)
     v = norm_vectors(x, [torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")], [], 0.1, 0)
-    y, at, won = pool_norm(x, v, 3)
+    y, argmax, x_at_max = pool_norm(x, v, 3)
     dy = torch.randn_like(y)
-    yield Case("norm, ReLU, pool, 112 px", lambda: pool_norm(x, v, 3), count_bytes(x, y, at, won))
-    moved = count_bytes(dy, won, dy, at, x, x)
-    run_back = lambda: pool_norm_back(dy, at, won, x, v, 3, [])  # noqa: E731
+    yield Case(
+        "norm, ReLU, pool, 112 px", lambda: pool_norm(x, v, 3), count_bytes(x, y, argmax, x_at_max)
+    )
+    moved = count_bytes(dy, x_at_max, dy, argmax, x, x)
+    run_back = lambda: pool_norm_back(dy, argmax, x_at_max, x, v, 3, [])  # noqa: E731
     yield Case("norm, ReLU, pool, back, 112 px", run_back, moved)
 
 

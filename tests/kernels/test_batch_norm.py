@@ -20,7 +20,6 @@ from phalanx.kernels.batch_norm import (
     apply_norm_back,
     finish_back,
     finish_vectors,
-    flatten_pixels,
     norm_vectors,
     pack_signs,
     reduce_norm,
@@ -28,6 +27,7 @@ from phalanx.kernels.batch_norm import (
     unpack_signs,
 )
 from phalanx.kernels.choices import CHOICES
+from phalanx.kernels.image_layout import to_rows
 
 pytestmark = pytest.mark.usefixtures("first_tiles")
 
@@ -145,7 +145,7 @@ def test_vectors_from_partial_sums_of_others_equal_those_of_the_tensor(device):
     x, dy = (an_image(4, 72, 5, 5, seed=s, device=device) for s in (1, 2))
     norm, other = a_norm(72, device), a_norm(72, device)
     v = vectors(x, norm)
-    rows, gradients = flatten_pixels(x), flatten_pixels(dy)
+    rows, gradients = to_rows(x), to_rows(dy)
     sums = torch.stack([rows, rows * rows]).view(2, 20, 5, 72).sum(2)
     affine = [other.weight.detach(), other.bias.detach()]
     running = [other.running_mean, other.running_var, other.num_batches_tracked]

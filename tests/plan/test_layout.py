@@ -108,7 +108,7 @@ def test_accumulation_fills_a_global_batch_that_divides(micro, replicas, passes)
 def test_every_way_out_of_a_global_batch_works(batch, micro, replicas, kept):
     assume(batch % (micro * replicas))
     with pytest.raises(ConfigError) as caught:
-        count_accumulation(batch, micro_batch=micro, replicas=replicas, kept=kept)
+        count_accumulation(batch, micro_batch=micro, replicas=replicas, keeps_global_batch=kept)
     told = str(caught.value)
     assert told.startswith("--replicas auto: " if kept else f"--global-batch-size {batch}: ")
     smaller, _, nearest = told.partition("; use ")[2].rpartition("--global-batch-size ")

@@ -145,14 +145,15 @@ def _keep_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP)
 
 
-def disable_amx_on_virtual_machines(facts: Path = Path("/proc/cpuinfo")) -> None:
+def disable_amx_on_virtual_machines() -> None:
     """Keep oneDNN from using AMX tiles on virtual machines, unless the user has set its ISA.
 
     Some of them report AMX but kill the process when it is used, which only 16-bit matrix products
     do. Call it before torch's first matrix product: oneDNN reads its setting once.
     """
     try:
-        flags = facts.read_text(encoding="utf-8", errors="replace").split("flags", 2)[1].split()
+        facts = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        flags = facts.split("flags", 2)[1].split()
     except (OSError, IndexError):
         return
     if "hypervisor" in flags and "amx_tile" in flags:

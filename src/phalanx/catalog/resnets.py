@@ -160,9 +160,9 @@ def _imagenet_resnet(block: str, *depths: int) -> ResNetVariant:
     )
 
 
-def _resnext(variant: ResNetVariant, groups: int = 32, group_width: int = 4) -> ResNetVariant:
-    """The ResNeXt of the same depths."""
-    return replace(variant, groups=groups, group_width=group_width)
+def _resnext(variant: ResNetVariant, group_width: int = 4) -> ResNetVariant:
+    """The ResNeXt of the same depths, with 32 groups."""
+    return replace(variant, groups=32, group_width=group_width)
 
 
 _BASIC = {

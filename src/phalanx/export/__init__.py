@@ -2,6 +2,6 @@
 
 import os
 
-# onnxruntime reports to its maker unless it finds this when it is imported; whoever runs it here,
-# the server too, imports this room first
+# onnxruntime sends telemetry unless this is set when it is imported; everything here that runs it,
+# including the server, imports this package first
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

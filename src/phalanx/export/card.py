@@ -66,7 +66,7 @@ def render_card(
 
 
 def _describe_check(report: ParityReport, metadata: ModelMetadata) -> str:
-    """What the file was held against, and how near it came."""
+    """How the file was checked, and how closely it agreed."""
     return (
         f"On {report.source}, in {report.describe_batches()}, its logits differ from the "
         f"{metadata.reference}'s by {report.logits_differ_by:.1e} at most ({report.allowed:.1e} "

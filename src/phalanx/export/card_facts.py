@@ -1,4 +1,4 @@
-"""What a model card says of a run: scores, data, recipe and limits."""
+"""The sections of a model card about a run: scores, data, recipe and limits."""
 
 import re
 import shlex
@@ -17,13 +17,13 @@ from phalanx.report.records import read_averaged_top1, read_scores
 from phalanx.report.scores import wilson_interval
 from phalanx.units import format_some
 
-_MACHINE_OPTIONS = (  # options that say nothing of how a model came about
+_MACHINE_OPTIONS = (  # options that do not affect the trained model
     "data-dir", "run-dir", "device", "devices", "workers", "threads", "plugin", "init-weights",
     "keep", "logs-per-epoch", "ckpts-per-epoch", "tensorboard", "wandb", "mlflow",
 )  # fmt: skip
-_NETWORK_SECTIONS = ("model", "resnet", "efficientnet", "data")  # of a model that is not trained
+_NETWORK_SECTIONS = ("model", "resnet", "efficientnet", "data")  # of an untrained model
 _CLASSES_SHOWN = 20
-_NOT_TRAINED = {  # scores of weights that no run has trained
+_NOT_TRAINED = {  # the score section of weights that no run has trained
     "random": "None: the weights are random, so its answers mean nothing. It is for trying out a "
     "server, and for measuring one.",
     "file": "These weights come from elsewhere and were not scored. Score them with "
@@ -35,7 +35,7 @@ _MACHINE_PATH = re.compile(
 
 
 def describe_weights(source: ExportSource, metadata: ModelMetadata) -> str:
-    """Which weights these are."""
+    """A description of the weights."""
     if source.checkpoint is not None:
         weights = "averaged weights" if metadata.averaged else "weights"
         return f"the {weights} of the run `{_escape_text(metadata.run)}` at step {metadata.step:,}"
@@ -48,7 +48,7 @@ def describe_weights(source: ExportSource, metadata: ModelMetadata) -> str:
 
 
 def describe_scores(session: Session, source: ExportSource, metadata: ModelMetadata) -> str:
-    """A table of what the weights scored in training, or how to score them."""
+    """A table of the weights' scores in training, or how to score them."""
     if source.checkpoint is None:
         return _NOT_TRAINED[metadata.weights]
     run = RunFolder(source.run) if source.run else None
@@ -76,7 +76,7 @@ def _find_scores(
         return []
     try:
         found = [row for row in read_scores(run.path) if row.step == step] if run else []
-    except UserError:  # the records are damaged, and the checkpoint has the score, too
+    except UserError:  # the records are damaged, but the checkpoint has the score, too
         found = []
     if found:
         row = found[-1]
@@ -93,7 +93,7 @@ def _format_row(name: str, share: float, images: int) -> str:
 
 
 def describe_data(session: Session, source: ExportSource) -> str:
-    """Which images it was trained and scored on, or is laid out for, and its classes."""
+    """The images it was trained and scored on, or is designed for, and its classes."""
     name = session.config.data.data
     known = DATASETS[name].help if name in DATASETS else name
     classes = format_some([f"`{_escape_text(one)}`" for one in session.classes], _CLASSES_SHOWN)
@@ -117,7 +117,7 @@ def describe_data(session: Session, source: ExportSource) -> str:
 
 
 def describe_recipe(session: Session, source: ExportSource) -> str:
-    """The options that are not the defaults, and the command."""
+    """The options that differ from the defaults, and the command."""
     config, default = session.config.flat(), Config().flat()
     trained = source.checkpoint is not None
     stored = source.checkpoint.start.facts["config"] if source.checkpoint else {}
@@ -137,16 +137,16 @@ def describe_recipe(session: Session, source: ExportSource) -> str:
 
 
 def _hide_paths(command: str) -> str:
-    """A command line with only the last part of each path of this machine, also in `--a=/b,/c`."""
+    """A command line with this machine's paths shortened to file names, also in `--a=/b,/c`."""
     try:
         words = shlex.split(command)
-    except ValueError:  # its quotes were changed by hand
+    except ValueError:  # its quotes were edited by hand
         words = command.split()
     return shlex.join(_MACHINE_PATH.sub(lambda found: Path(found[0]).name, word) for word in words)
 
 
 def describe_limits(metadata: ModelMetadata) -> str:
-    """What the model cannot do, and where its scores do not hold."""
+    """The limits of the model and of its scores."""
     size = metadata.preprocessing.image_size
     of_training = [
         "- The scores hold for images like those of the validation data; for others they were not "
@@ -169,5 +169,5 @@ def describe_limits(metadata: ModelMetadata) -> str:
 
 
 def _escape_text(text: Any) -> str:
-    """Text in a cell of a table."""
+    """Text escaped for a cell of a table."""
     return str(text).replace("|", "\\|").replace("`", "'").replace("\n", " ")

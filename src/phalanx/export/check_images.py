@@ -1,4 +1,4 @@
-"""Real images on which an export is held against its checkpoint."""
+"""Real images on which an export is compared with its checkpoint."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,7 +24,7 @@ _GENERATED_DATA = ("synthetic", "generated")
 
 @dataclass(frozen=True)
 class CheckImages:
-    """Images cut to a model's size, what each is called, and where they are from, in words."""
+    """Images of a model's input size, with their names and a description of their source."""
 
     pixels: NDArray[np.uint8]  # [N, size, size, 3]
     names: tuple[str, ...]
@@ -34,7 +34,7 @@ class CheckImages:
 def choose_check_images(
     session: Session, given: Sequence[NamedImage] | None, *, count: int, needs_data: bool
 ) -> CheckImages:
-    """Images that were given, else of the run's data, else those that Phalanx brings.
+    """The given images, else some of the run's data, else those that come with Phalanx.
 
     Of the data, validation images; training images where the run had no others.
     needs_data: the data was named, so that it is a mistake if it cannot be read.
@@ -46,7 +46,7 @@ def choose_check_images(
     try:
         if session.plan.valid_images > 0:
             return _read_validation(session, count)
-        if needs_data:  # what was named may hold validation images all the same
+        if needs_data:  # the folder may contain validation images even so
             with suppress(DataError):
                 return _read_validation(session, count)
         return _read_training(session, count)
@@ -71,7 +71,7 @@ def _read_given(session: Session, images: Sequence[NamedImage]) -> CheckImages:
 
 
 def _read_validation(session: Session, count: int) -> CheckImages:
-    """Images from all over the validation split; those that cannot be read are left out."""
+    """Images spread over the validation split; unreadable ones are left out."""
     feed = session.scoring_feed
     assert isinstance(feed, LoadedFeed)
     chosen = _choose_evenly(len(feed.loader.source("valid")), count)
@@ -86,7 +86,7 @@ def _read_validation(session: Session, count: int) -> CheckImages:
 
 
 def _read_training(session: Session, count: int) -> CheckImages:
-    """Images from all over the training split, cropped as for scoring; bad ones are left out."""
+    """Images spread over the training split, cropped as for scoring; bad ones are left out."""
     preprocessing, spec = session.preprocessing, build_input_spec(session.config, session.plan)
     source = replace(spec, order=None, upright=preprocessing.exif_orientation).open("train")
     transform = build_transform(preprocessing.transform)
@@ -118,5 +118,5 @@ def _read_embedded(session: Session, count: int, why: str) -> CheckImages:
 
 
 def _choose_evenly(images: int, count: int) -> list[int]:
-    """So many indices, evenly over all images: sets are often sorted by class."""
+    """Indices spread evenly over all images, since datasets are often sorted by class."""
     return np.linspace(0, images - 1, min(count, images)).astype(int).tolist()

@@ -1,4 +1,4 @@
-"""Where an export goes: made beside its destination, and moved there whole."""
+"""Writes an export next to its destination, and moves it there when complete."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def _is_utf8(path: Path) -> bool:
 
 
 def refuse_existing(path: Path, files: Collection[str]) -> None:
-    """Raise where something lies at a path that is not an earlier export of the same kind.
+    """Raise if a path holds anything but an earlier export of the same kind.
 
     files: in an export that is a folder, the model first; none for one that is a file.
     """
@@ -51,7 +51,7 @@ def refuse_existing(path: Path, files: Collection[str]) -> None:
 
 
 def _refuse_folder(path: Path, files: Collection[str]) -> None:
-    """Raise for a folder that holds anything but an export's own files: it is replaced whole."""
+    """Raise if a folder, which is replaced as a whole, holds anything but an export's own files."""
     own = {path / name for name in (*files, CARD)}
     own |= {folder for file in own for folder in file.parents}
     found = sorted(path.rglob("*")) if path.is_dir() else []
@@ -77,7 +77,7 @@ def _refuse_file(path: Path) -> None:
 
 
 def choose_card_path(path: Path) -> Path:
-    """The model card of a file: README.md beside it, unless that describes something else."""
+    """The model card of a file: README.md next to it, unless that describes something else."""
     card, named = path.parent / CARD, path.with_name(f"{path.name}.md")
     if _is_card_of(named, path):
         return named
@@ -85,7 +85,7 @@ def choose_card_path(path: Path) -> Path:
 
 
 def _is_card_of(card: Path, path: Path) -> bool:
-    """Whether a model card was written by an export, of this file."""
+    """Whether a model card was written by the export of this file."""
     try:
         head = card.read_text(encoding="utf-8", errors="replace")[:2_000]
     except OSError:
@@ -94,13 +94,13 @@ def _is_card_of(card: Path, path: Path) -> bool:
 
 
 def format_card_mark(file: str) -> str:
-    """The line in the head of a model card that says what it describes."""
+    """The line in the header of a model card that names the file it describes."""
     return f"{_CARD_KEY}: {json.dumps(file)}"
 
 
 @contextmanager
 def staging_folder(path: Path) -> Iterator[Path]:
-    """A hidden folder beside a path to write in; it is gone after the block."""
+    """A context with a hidden folder next to a path, removed afterwards."""
     folder_is_new = not path.parent.exists()
     stage = path.parent / f".{path.name}.{os.getpid()}.part"
     try:
@@ -112,26 +112,26 @@ def staging_folder(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(stage, ignore_errors=True)
         if folder_is_new:
-            with suppress(OSError):  # it is not empty: the export is in it
+            with suppress(OSError):  # it is not empty: it contains the export
                 path.parent.rmdir()
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file of an export, with the folders that lead to it."""
+    """Write a file of an export, and create its folders."""
     with convert_out_errors(path, _ADVICE):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_synced(path, [content.encode() if isinstance(content, str) else content])
 
 
 def move_file(staged: Path, path: Path) -> None:
-    """Move a file to its path, replacing what was there."""
+    """Move a file to its path, replacing an existing one."""
     with convert_out_errors(path, _ADVICE):
         staged.replace(path)
         sync_folder(path.parent)
 
 
 def move_folder(staged: Path, path: Path) -> None:
-    """Move a folder to its path, replacing what was there."""
+    """Move a folder to its path, replacing an existing one."""
     before = path.parent / f".{path.name}.before.{os.getpid()}.part"
     with convert_out_errors(path, _ADVICE):
         if path.exists():

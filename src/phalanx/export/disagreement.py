@@ -1,4 +1,4 @@
-"""Where in a network an export parts from its checkpoint: the first unit whose output differs."""
+"""Where an export and its checkpoint diverge: the first unit whose output differs."""
 
 import ast
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ from phalanx.export.network import copy_network
 from phalanx.export.parity import ParityCase
 from phalanx.models.units import UnitModel
 
-_LEAST_DIFFERENCE = 0.01  # of a unit's largest value, which is far from rounding
-_SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules it lies in, outermost first
+_LEAST_DIFFERENCE = 0.01  # relative to a unit's largest value: far more than rounding
+_SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules it belongs to, outermost first
 _Outputs = Mapping[str, NDArray[Any]]
 
 
 def explain_disagreement(
     session: Session, draft: Draft, case: ParityCase, dtype: str, row: int
 ) -> str:
-    """Which unit is the first to differ for an image, because of what, and the way out."""
+    """The first unit that differs for an image, the likely cause, and what to do."""
     way_out = "use another --format" if dtype == "float32" else "use --dtype float32"
     if draft.network is None:
         return way_out
@@ -39,7 +39,7 @@ def explain_disagreement(
         prepared = network.prepare(torch.from_numpy(np.ascontiguousarray(given)))
         ours = _run_units(network.model, prepared)
     unit = _find_first_difference(expected, in_32_bits)
-    if unit:  # in 32 bits already: no type of weights helps
+    if unit:  # even in 32 bits: another type of weights would not help
         return (
             f"{unit} is the first unit to differ, with folded norms; use --format safetensors, "
             "which keeps them"
@@ -54,7 +54,7 @@ def explain_disagreement(
 
 
 def _run_units(model: UnitModel, x: Tensor) -> dict[str, NDArray[Any]]:
-    """What each unit gives; only the whole, where the model has a forward of its own."""
+    """The output of each unit; only of the whole model if it has its own forward."""
     if type(model).forward is not UnitModel.forward:
         return {"the network": model(x).float().numpy()}
     found = {}
@@ -65,7 +65,7 @@ def _run_units(model: UnitModel, x: Tensor) -> dict[str, NDArray[Any]]:
 
 
 def _find_first_difference(expected: _Outputs, found: _Outputs) -> str:
-    """The first unit that is clearly not what it should be; empty where all are."""
+    """The first unit whose output clearly differs; empty if none does."""
     for unit, wanted in expected.items():
         if unit not in found:
             continue
@@ -77,7 +77,7 @@ def _find_first_difference(expected: _Outputs, found: _Outputs) -> str:
 
 
 def _run_onnx_units(model: Any, network: UnitModel, given: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """What the nodes of an ONNX model give that end each unit."""
+    """The outputs of the nodes at which each unit of an ONNX model ends."""
     import onnx
     import onnxruntime
 

@@ -1,4 +1,4 @@
-"""Each format's files, and how they are run again to be checked."""
+"""The files of each format, and how to run them for the check."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -24,13 +24,13 @@ _NO_TIMM = (
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """An export that is not yet at its destination."""
+    """An export that has not been moved to its destination yet."""
 
-    files: Mapping[str, str | bytes]  # by their paths in it; of a format with one file, that
-    open: Callable[[Path], Runner]  # from the folder they were written to
-    network: ExportNetwork | None = None  # that was written, where it was
-    onnx: Any = None  # the model of an ONNX file, with what its nodes come from
-    notes: tuple[str, ...] = ()  # of what could not be checked
+    files: Mapping[str, str | bytes]  # by path within the export; or only one, its file
+    open: Callable[[Path], Runner]  # given the folder they were written to
+    network: ExportNetwork | None = None  # if it was written
+    onnx: Any = None  # the model of an ONNX file, whose nodes name their modules
+    notes: tuple[str, ...] = ()  # on what could not be checked
 
 
 def _build_onnx_draft(session: Session, metadata: ModelMetadata, file: str, _: int) -> Draft:
@@ -93,7 +93,7 @@ def _serialise_session(session: Session, metadata: ModelMetadata) -> bytes:
     return serialise_weights(session.model, metadata, layout)
 
 
-# of a session's model with its metadata, under a name, for batches of that size at most
+# takes a session, the metadata, a name, and the largest batch size
 DRAFT_BUILDERS: dict[str, Callable[[Session, ModelMetadata, str, int], Draft]] = {
     "onnx": _build_onnx_draft,
     "pt2": _build_pt2_draft,

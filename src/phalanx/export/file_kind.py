@@ -1,11 +1,11 @@
-"""What a file is: an export of ours by its own metadata, else as its first bytes tell."""
+"""Recognises kinds of files: our exports by their metadata, others by their first bytes."""
 
 import zipfile
 from pathlib import Path
 
 from phalanx.export.metadata import METADATA_KEY, PT2_METADATA
 
-_MAGIC_BYTES = {  # the first bytes of files that people take for a model's
+_MAGIC_BYTES = {  # the first bytes of files that are mistaken for models
     b"PK\x03\x04": "a zip archive, as torch's .pth and .pt2 files are",
     b"\x80": "a pickle, as older .pth files are",
     b"\xff\xd8\xff": "a JPEG image",
@@ -30,12 +30,12 @@ _SUFFIXES = {
 
 
 def describe_magic_bytes(first: bytes) -> str:
-    """What a file is that begins with these bytes; empty where they do not tell."""
+    """The kind of a file that begins with these bytes; empty if it is not known."""
     return next((what for start, what in _MAGIC_BYTES.items() if first.startswith(start)), "")
 
 
 def describe_file(path: Path) -> str:
-    """What a file is, as far as its first bytes and its name tell."""
+    """The kind of a file, from its first bytes and its name."""
     try:
         with path.open("rb") as file:
             first = file.read(32)
@@ -49,7 +49,7 @@ def describe_file(path: Path) -> str:
 
 
 def is_own_export(path: Path) -> bool:
-    """Whether a model file carries an export's metadata, whatever lies beside it."""
+    """Whether a model file itself contains an export's metadata."""
     if not path.is_file():
         return False
     return _CARRIES_METADATA[path.suffix](path)

@@ -17,19 +17,21 @@ from phalanx.models.resnet import BasicBlock, Bottleneck, ConvPool, ResidualConv
 from phalanx.models.units import UnitModel
 
 _NORMS = (nn.BatchNorm2d, nn.GroupNorm)
-_PAIRS: dict[type[nn.Module], tuple[tuple[str, str], ...]] = {  # convolution and norm, by block
+_PAIRS: dict[
+    type[nn.Module], tuple[tuple[str, str], ...]
+] = {  # convolutions and their norms, by block
     BasicBlock: (("conv1", "bn1"), ("conv2", "bn2")),
     Bottleneck: (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3")),
     ConvPool: (("conv1", "bn1"),),
     ResidualConvPair: (("conv1", "bn1"), ("conv2", "bn2")),
     DepthwiseSeparableConv: (("conv_dw", "bn1"), ("conv_pw", "bn2")),
     InvertedResidual: (("conv_pw", "bn1"), ("conv_dw", "bn2"), ("conv_pwl", "bn3")),
-    PooledConvPair: (("conv2", "bn2"),),  # its first norm comes behind a pool
+    PooledConvPair: (("conv2", "bn2"),),  # its first norm follows a pool
 }
 
 
 class _Float32Norm(nn.Module):
-    """A norm that computes in 32 bits, and gives the type of its input."""
+    """A norm that computes in 32 bits and returns its input's type."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -42,7 +44,7 @@ class _Float32Norm(nn.Module):
 
 @torch.no_grad()
 def fold_norms(model: nn.Module) -> list[str]:
-    """Fold the batch norms of a model that is only evaluated; the paths of those that are gone."""
+    """Fold the batch norms of a model for evaluation; returns the paths of the removed norms."""
     uses = Counter(id(m) for _, m in model.named_modules(remove_duplicate=False))
     folded = []
     for conv_path, norm_path in _find_pairs(model):
@@ -55,7 +57,7 @@ def fold_norms(model: nn.Module) -> list[str]:
 
 
 def _find_pairs(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """The paths of modules of which the second is called on what the first gives."""
+    """The paths of pairs of modules of which the second takes the first's output."""
     chains = [*model.units.values()] if isinstance(model, UnitModel) else []
     for path, module in model.named_modules():
         within = f"{path}." if path else ""
@@ -68,7 +70,7 @@ def _find_pairs(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _is_foldable(conv: nn.Module, norm: nn.Module) -> bool:
-    """Whether a norm's statistics are fixed, and nobody looks at what lies between the two."""
+    """Whether a norm's statistics are fixed, and no hook needs the value between the two."""
     if not isinstance(conv, nn.Conv2d) or not isinstance(norm, nn.BatchNorm2d):
         return False
     hooks = [module._forward_hooks or module._forward_pre_hooks for module in (conv, norm)]
@@ -76,7 +78,7 @@ def _is_foldable(conv: nn.Module, norm: nn.Module) -> bool:
 
 
 def _fold_pair(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
-    """Give a convolution the norm's scale and shift; computed in 64 bits, kept in its own type."""
+    """Fold the norm's scale and shift into a convolution, in float64; stored in its own type."""
     assert norm.running_mean is not None and norm.running_var is not None
     scale = (norm.running_var.double() + norm.eps).rsqrt()
     shift = -norm.running_mean.double()
@@ -98,7 +100,7 @@ def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
 
 
 def convert_weights(model: nn.Module, dtype: torch.dtype) -> None:
-    """Bring a model's weights to 16 bits; norms that are left compute in 32."""
+    """Cast a model's weights to 16 bits; the remaining norms compute in 32."""
     model.to(dtype)
     left = [path for path, module in model.named_modules() if isinstance(module, _NORMS)]
     for path in left:

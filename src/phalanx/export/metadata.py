@@ -1,4 +1,4 @@
-"""What an exported model says of itself; the same in every format, and without torch."""
+"""The metadata of an exported model; the same in every format, and without torch."""
 
 import json
 import re
@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from phalanx.assemble.dataset_summary import Preprocessing
 from phalanx.errors import CheckpointError, ConfigError
 
-METADATA_KEY = "phalanx"  # under which a file's own metadata has it, as JSON
-PT2_METADATA = f"{METADATA_KEY}.json"  # among the extra files of a pt2
-METADATA_FORMAT = 2  # 1 has no `weights`, which were always trained
-WeightsKind = Literal["trained", "file", "random"]  # by a run, of --init-weights, by nobody
+METADATA_KEY = "phalanx"  # the key of this JSON in a file's own metadata
+PT2_METADATA = f"{METADATA_KEY}.json"  # one of the extra files of a pt2
+METADATA_FORMAT = 2  # 1 has no `weights`: they were always trained
+WeightsKind = Literal["trained", "file", "random"]  # by a run; read from --init-weights; neither
 LOGITS, ACTIVATION_MAP = "logits", "activation_map"  # the outputs
 INPUT_NAMES = {"tensor": "input", "image": "image"}
 _LONGEST_NAME = 100
@@ -20,7 +20,7 @@ _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{_LONGEST_NAME - 1}}}")
 
 
 class ModelMetadata(BaseModel):
-    """Which model a file holds, what it takes and gives, and where it comes from.
+    """The model in a file: its inputs and outputs, and its origin.
 
     input: "tensor" is float32 [N, 3, size, size], normalised; "image" is uint8 [N, size, size, 3],
     cut to the model's size, and normalised by the model itself. Outputs: logits, float32
@@ -32,38 +32,38 @@ class ModelMetadata(BaseModel):
 
     format: int = METADATA_FORMAT
     name: str  # of the run
-    model: str  # as `phalanx models ls` has it
+    model: str  # as in `phalanx models ls`
     classes: tuple[str, ...]
     preprocessing: Preprocessing
-    preprocessing_fingerprint: str  # of the run, which read_metadata compares
+    preprocessing_fingerprint: str  # of the run; read_metadata compares it
     input: Literal["tensor", "image"] = "tensor"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # of the weights
     has_activation_map: bool = False
-    averaged: bool = False  # the average of weights rather than the last ones
+    averaged: bool = False  # whether the weights are averaged rather than the last ones
     weights: WeightsKind = "trained"
-    run: str = ""  # where one has trained them
+    run: str = ""  # if one has trained the weights
     step: int = 0
-    phalanx: str = ""  # version that wrote it
+    phalanx: str = ""  # the version that wrote it
 
     @property
     def input_name(self) -> str:
-        """That of the one input."""
+        """The name of the only input."""
         return INPUT_NAMES[self.input]
 
     @property
     def reference(self) -> str:
-        """What an export is held against, in a word."""
+        """What an export is compared with, in one word."""
         return "checkpoint" if self.weights == "trained" else "model"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one image, without the batch."""
+        """The shape of one image, without the batch."""
         size = self.preprocessing.image_size
         return (3, size, size) if self.input == "tensor" else (size, size, 3)
 
 
 def read_metadata(text: str, where: object) -> ModelMetadata:
-    """The metadata in a file; where: the file, for the message of what is wrong with it."""
+    """The metadata in a file; where: the file, for error messages."""
     newer = _find_newer_format(text)
     if newer:
         raise CheckpointError(
@@ -88,7 +88,7 @@ def read_metadata(text: str, where: object) -> ModelMetadata:
 
 
 def _find_newer_format(text: str) -> int:
-    """The format number where it is higher than ours, else 0."""
+    """The format number if it is newer than ours, else 0."""
     try:
         found = json.loads(text)["format"]
     except (ValueError, KeyError, TypeError):
@@ -97,7 +97,7 @@ def _find_newer_format(text: str) -> int:
 
 
 def check_model_name(name: str) -> None:
-    """Raise for a name of a model that addresses and files cannot have in them."""
+    """Raise for a model name that cannot be part of a URL or a file name."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"--name {name!r}: a name has up to {_LONGEST_NAME} letters, digits, '.', '_' and '-', "
@@ -106,5 +106,5 @@ def check_model_name(name: str) -> None:
 
 
 def make_model_name(text: str) -> str:
-    """A name of a model from any text; empty where nothing of it can be in a name."""
+    """A model name made from any text; empty if no character of it is allowed."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:_LONGEST_NAME]

@@ -1,4 +1,4 @@
-"""The network that is written: from its input to logits, and to where the likeliest class is."""
+"""The exported network: from its input to logits and the activation map of the top class."""
 
 from dataclasses import replace
 
@@ -18,8 +18,9 @@ _POOLS = (GlobalAvgPool, GlobalMaxPool)
 
 
 def copy_network(session: Session) -> UnitModel:
-    """A session's model as plain modules on the CPU, without what only training needs."""
-    model = session.config.model.model_copy(update={"full_precision_norm": False})  # all is 32 bits
+    """A session's model as plain modules on the CPU, without parts that only training needs."""
+    # everything is in 32 bits
+    model = session.config.model.model_copy(update={"full_precision_norm": False})
     config = session.config.model_copy(update={"model": model})
     plan = replace(session.plan, recompute_patterns=None)
     network = build_network(config, plan, torch.device("cpu"))
@@ -31,7 +32,7 @@ def copy_network(session: Session) -> UnitModel:
 
 
 class ExportNetwork(nn.Module):
-    """A network with the input that metadata names, and one output or two.
+    """A network with the input that the metadata names, and one or two outputs.
 
     Made of a model that is its own from then on: with `fold`, without batch norms.
     """
@@ -49,16 +50,16 @@ class ExportNetwork(nn.Module):
 
     @property
     def has_activation_map(self) -> bool:
-        """Whether the second output is there."""
+        """Whether it has the second output."""
         return find_head(self.model) is not None
 
     def prepare(self, images: Tensor) -> Tensor:
-        """The input as the model takes it: normalised, and of its weights' type."""
+        """The model's input: normalised, and in its weights' type."""
         x = images if self.normalise is None else self.normalise(images)
         return x if self._half is None else x.to(self._half)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Logits, and where the head allows it the activation map, both in 32 bits."""
+        """The logits and, if the head allows it, the activation map, both in 32 bits."""
         x = self.prepare(images)
         head = find_head(self.model)
         if head is None:
@@ -77,7 +78,7 @@ class ExportNetwork(nn.Module):
 
 
 def find_head(model: UnitModel) -> tuple[list[str], list[str], str] | None:
-    """The modules before the last pool, those from it on, and the linear layer among these.
+    """The modules before the last pool, those from it on, and the linear layer among the latter.
 
     None where the model does not end with a pool over the whole image and one linear layer.
     """
@@ -98,7 +99,7 @@ def find_head(model: UnitModel) -> tuple[list[str], list[str], str] | None:
 
 
 class _PixelNormaliser(nn.Module):
-    """Bytes [N, size, size, 3] as the model's input: what data/loading/device.py does, as a module.
+    """Normalises bytes [N, size, size, 3], as data/loading/device.py does, in a module.
 
     Written with operations that every format has.
     """

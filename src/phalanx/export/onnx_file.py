@@ -19,7 +19,7 @@ from phalanx.export.metadata import ACTIVATION_MAP, LOGITS, METADATA_KEY, ModelM
 from phalanx.export.network import ExportNetwork
 from phalanx.export.parity import RunFailed, Runner
 
-_OPSET = 18  # of onnxruntime 1.14 and later
+_OPSET = 18  # supported by onnxruntime 1.14 and later
 _NOISY_LOGGERS = (
     *("torch", "torch.onnx", "torch.export", "torch.fx", "torch._dynamo", "onnxscript"),
 )
@@ -30,7 +30,7 @@ _TRACE_ERRORS = (
 
 @contextmanager
 def convert_trace_errors(metadata: ModelMetadata) -> Iterator[None]:
-    """A quiet block that traces a network; CheckpointError for one that cannot be."""
+    """A quiet context that traces a network; CheckpointError if it cannot be traced."""
     try:
         with quiet_exporters(), torch.no_grad():
             yield
@@ -47,7 +47,7 @@ def convert_trace_errors(metadata: ModelMetadata) -> Iterator[None]:
 
 @contextmanager
 def quiet_exporters() -> Iterator[None]:
-    """A block without what exporters say of themselves, such as that torchvision is missing."""
+    """A context without the exporters' messages, such as that torchvision is missing."""
     loggers = [logging.getLogger(name) for name in _NOISY_LOGGERS]
     before = [logger.level for logger in loggers]
     with warnings.catch_warnings(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
@@ -62,13 +62,13 @@ def quiet_exporters() -> Iterator[None]:
 
 
 def make_example(metadata: ModelMetadata) -> Tensor:
-    """A batch to trace a network with: of two, since of one it would be for one alone."""
+    """A batch for tracing: of two images, since one would fix the batch size to one."""
     dtype = torch.uint8 if metadata.input == "image" else torch.float32
     return torch.zeros(2, *metadata.input_shape, dtype=dtype)
 
 
 def build_onnx(network: ExportNetwork, metadata: ModelMetadata) -> Any:
-    """The network as an ONNX model, whose nodes know which module they come from."""
+    """The network as an ONNX model whose nodes name their modules."""
     names = [LOGITS, ACTIVATION_MAP] if metadata.has_activation_map else [LOGITS]
     with convert_trace_errors(metadata):
         found = torch.onnx.export(
@@ -90,7 +90,7 @@ def build_onnx(network: ExportNetwork, metadata: ModelMetadata) -> Any:
 
 
 def serialise_onnx(model: Any) -> bytes:
-    """The bytes of the file, without the names of files on this machine that exporters leave."""
+    """The bytes of the file, without the local file names that exporters add."""
     import onnx
 
     plain = onnx.ModelProto()
@@ -105,7 +105,7 @@ def serialise_onnx(model: Any) -> bytes:
 
 
 def open_onnx(path: Path) -> Runner:
-    """A file as onnxruntime runs it on a CPU, on one thread."""
+    """A function that runs a file with onnxruntime on a CPU, on one thread."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -126,7 +126,7 @@ def open_onnx(path: Path) -> Runner:
 
 @contextmanager
 def _convert_run_errors() -> Iterator[None]:
-    """A block in which what onnxruntime refuses is a RunFailed."""
+    """A context that turns errors of onnxruntime into RunFailed."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     kinds = [kind for kind in vars(state).values() if isinstance(kind, type)]

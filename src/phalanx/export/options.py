@@ -33,13 +33,13 @@ _WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 
 @dataclass(frozen=True)
 class ExportSource:
-    """What is exported: a checkpoint, or a preset or model by name with its first weights."""
+    """What is exported: a checkpoint, or a preset or model by name with its initial weights."""
 
     target: Target
 
     @property
     def checkpoint(self) -> ScorableCheckpoint | None:
-        """The checkpoint; None for a model that no run has trained."""
+        """The checkpoint; None for an untrained model."""
         return self.target if isinstance(self.target, ScorableCheckpoint) else None
 
     @property
@@ -49,14 +49,14 @@ class ExportSource:
 
     @property
     def name(self) -> str:
-        """Of the run, the preset or the model."""
+        """The name of the run, preset or model."""
         if self.checkpoint is None:
             return get_settings(self.target).name
         return str(self.checkpoint.start.facts["run"])
 
     @property
     def run(self) -> Path | None:
-        """The folder of the run that the checkpoint lies in."""
+        """The folder of the checkpoint's run."""
         if self.checkpoint is None:
             return None
         folder = self.checkpoint.start.checkpoint.parent.parent
@@ -72,7 +72,7 @@ class ExportSource:
 
     @property
     def note(self) -> str:
-        """Which weights these are, for a person; empty where a checkpoint was named itself."""
+        """Which checkpoint was chosen, in words; empty if it was named itself."""
         if self.checkpoint is not None:
             return self.checkpoint.choice
         file = self.config.model.init_weights
@@ -84,13 +84,13 @@ class ExportSource:
 
 @dataclass(frozen=True, kw_only=True)
 class _ExportFormat:
-    """A form in which a model leaves."""
+    """An export format."""
 
     help: str
-    suffix: str = ""  # of its file; none for a folder
-    files: tuple[str, ...] = ()  # in its folder, beside the card; the model first
+    suffix: str = ""  # of its file; empty for a folder
+    files: tuple[str, ...] = ()  # in its folder, besides the card; the model first
     packages: tuple[str, ...] = ()
-    computes: bool = True  # holds the network; else its weights alone, for another program's
+    computes: bool = True  # whether it contains the network, not only weights for another program's
     dtypes: tuple[str, ...] = _DTYPES
 
 
@@ -122,7 +122,7 @@ _FORMATS = {
 }
 
 
-_FILE_SUFFIXES = {  # of files; with any other, a dot in the name may be that of a folder: v1.2
+_FILE_SUFFIXES = {  # of files; after any other dot, the name may be that of a folder: v1.2
     *(kind.suffix for kind in _FORMATS.values() if kind.suffix), *_WEIGHT_SUFFIXES,
     ".ckpt", ".engine", ".gz", ".h5", ".json", ".keras", ".mar", ".md", ".mlmodel", ".npz", ".ort",
     ".pb", ".pdf", ".pickle", ".pkl", ".plan", ".tar", ".tflite", ".trt", ".txt", ".yaml", ".yml",
@@ -132,11 +132,11 @@ _FILE_SUFFIXES = {  # of files; with any other, a dot in the name may be that of
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """How a model is to be exported, and on how many images that is checked."""
+    """How a model is exported, and on how many images the export is checked."""
 
     format: str = "onnx"
-    out: Path | None = None  # a place in the run's folder where it is not given
-    name: str | None = None  # the run's where it is not given
+    out: Path | None = None  # by default in the run's folder
+    name: str | None = None  # by default the run's
     with_preprocessing: bool = False
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     averaged: bool = False
@@ -164,11 +164,11 @@ class ExportOptions:
 
     @property
     def kind(self) -> _ExportFormat:
-        """What the format is."""
+        """The facts about the format."""
         return _FORMATS[self.format]
 
     def refuse_missing_packages(self) -> None:
-        """Raise where a package is missing, with the line that installs it."""
+        """Raise if a package is missing, with the command that installs it."""
         missing = [name for name in self.kind.packages if find_spec(name) is None]
         if missing:
             verb = "is" if len(missing) == 1 else "are"
@@ -178,7 +178,7 @@ class ExportOptions:
             )
 
     def refuse_unsupported(self, source: ExportSource) -> None:
-        """Raise where the format cannot hold the model."""
+        """Raise if the format cannot hold the model."""
         if self.format == "timm":
             config = source.config
             how = choose_normalization(config)
@@ -188,11 +188,11 @@ class ExportOptions:
             refuse_unknown_to_timm(config.model.model, build_variant(config), how)
 
     def choose_name(self, source: ExportSource) -> str:
-        """What the model is called: as asked, else as its run, in characters of an address."""
+        """The model's name: the given one, else its run's, in characters allowed in URLs."""
         return self.name or make_model_name(source.name) or "model"
 
     def choose_path(self, source: ExportSource) -> Path:
-        """Where the export goes: the file, or the folder of a format that is one."""
+        """The export's path: a file, or a folder if the format is one."""
         name = self.choose_name(source)
         out = self.out
         if out is None:
@@ -209,12 +209,13 @@ class ExportOptions:
                 f"{wanted or 'a folder'}; change one of them"
             )
         if not wanted:
-            return out / name if self.format == "triton" else out  # a repository has many models
+            # a repository may hold several models
+            return out / name if self.format == "triton" else out
         return out / f"{name}{wanted}"
 
 
 def _choose_folder(source: ExportSource) -> Path:
-    """Where exports go unless told: into the run, or here for what no run has trained."""
+    """The default folder of exports: in the run; for untrained models, the current folder."""
     run, here = source.run, Path.cwd()
     if source.checkpoint is not None and run is None:
         raise ConfigError(
@@ -227,7 +228,7 @@ def _choose_folder(source: ExportSource) -> Path:
 
 
 def read_export_options(values: Mapping[str, Any]) -> tuple[ExportOptions, dict[str, Any]]:
-    """Those of keywords that are of the export, and the others."""
+    """The keywords that are options of the export, and the others."""
     own = {field.name for field in fields(ExportOptions)}
     given = {name: value for name, value in values.items() if name in own and value is not None}
     if "out" in given:
@@ -250,7 +251,7 @@ def _find_averaged(checkpoint: Path) -> Path:
 def read_export_source(
     target: str, flags: Mapping[str, str], *, selection: str | None, averaged: bool
 ) -> ExportSource:
-    """What a path or the name of a preset or model stands for, in 32 bits on the CPU.
+    """The model of a path, or of the name of a preset or model, in 32 bits on the CPU.
 
     selection: which checkpoint of a run, as for `choose_checkpoint`.
     """
@@ -263,7 +264,8 @@ def read_export_source(
                 f"{flag}: {target} is not a run, so it has no checkpoints; leave it out"
             )
         refuse_missing_weights(settings.config)
-        plan_untrained_model(settings, without_data=True)  # what cannot be is refused before torch
+        # impossible settings are refused before torch is imported
+        plan_untrained_model(settings, without_data=True)
         return ExportSource(settings)
     if path.is_file() and path.name != AVERAGE_WEIGHTS:
         of_model = f", or the model: phalanx export MODEL --init-weights {path}"
@@ -280,7 +282,7 @@ def read_export_source(
 def read_scorable_checkpoint(
     path: Path, flags: Mapping[str, str], *, selection: str | None, averaged: bool
 ) -> ScorableCheckpoint:
-    """The checkpoint that a path stands for, or its averaged weights."""
+    """The checkpoint at a path, or its averaged weights."""
     if not averaged or path.name == AVERAGE_WEIGHTS:
         return read_checkpoint(path, flags, selection=selection)
     chosen, choice = choose_checkpoint(path, selection)

@@ -1,4 +1,4 @@
-"""Whether an exported model answers as its checkpoint does, and where the two part.
+"""Compares an exported model with its checkpoint, and finds where the two diverge.
 
 A logit may differ by what rounding explains. The likeliest class must be the same; in 16 bits it
 may be another one for a few images, since two classes that are close can change places.
@@ -16,45 +16,45 @@ from phalanx.export.check_images import CheckImages
 
 _Outputs = tuple[NDArray[np.float32], ...]
 Runner = Callable[[NDArray[Any]], _Outputs]
-"""From a batch of a model's input to its outputs: logits, and the activation map if it has one."""
+"""Computes a model's outputs for a batch: logits, and the activation map if it has one."""
 
 _LEAST_TOLERANCE = 1e-4  # of logits in 32 bits
-_ROUNDING = {"float32": 1e-5, "float16": 0.01, "bfloat16": 0.05}  # of the largest logit
-_MAY_CHANGE = {"float32": 0.0, "float16": 0.02, "bfloat16": 0.02}  # of images, their top-1
+_ROUNDING = {"float32": 1e-5, "float16": 0.01, "bfloat16": 0.05}  # relative to the largest logit
+_MAY_CHANGE = {"float32": 0.0, "float16": 0.02, "bfloat16": 0.02}  # share of images, their top-1
 _SMALL_BATCHES = (1, 2)
 _IMAGES_IN_SMALL_BATCHES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParityReport:
-    """On what an export was held against its checkpoint, and how near it came."""
+    """On which images an export was compared with its checkpoint, and how closely it agreed."""
 
     images: int
-    source: str  # of the images, in words
+    source: str  # where the images are from, in words
     batches: tuple[int, ...]
-    logits_differ_by: float  # at most
+    logits_differ_by: float  # the largest difference
     allowed: float
-    top1_equal: int  # of the images
-    top1_may_change: int  # for so many of them at most
+    top1_equal: int  # the number of images with the same top-1
+    top1_may_change: int  # for at most that many images
 
     def describe_batches(self) -> str:
-        """The sizes of batches, in words."""
+        """The batch sizes, in words."""
         *first, last = map(str, self.batches)
         return f"batches of {', '.join(first)} and {last}" if first else f"batches of {last}"
 
     def describe_top1(self) -> str:
-        """For how many images the likeliest class is the same, in words."""
+        """For how many images the top-1 is the same, in words."""
         words = f"{self.top1_equal:,} of {self.images:,}"
         changes = f" ({self.top1_may_change:,} may change in 16 bits)"
         return words + (changes if self.top1_equal < self.images else "")
 
 
 class RunFailed(Exception):
-    """An exported model that its own runtime refuses to run, and what that says."""
+    """The runtime of an exported model failed; the message says why."""
 
 
 class _Disagreement(Exception):
-    """The two do not agree; what is said of it, and at which image."""
+    """The two disagree; with a description, and the index of the image."""
 
     def __init__(self, what: str, row: int) -> None:
         super().__init__(what)
@@ -63,13 +63,13 @@ class _Disagreement(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ParityCase:
-    """Inputs, and what the model itself says of them."""
+    """Inputs, and the original model's outputs for them."""
 
     images: CheckImages
     inputs: NDArray[Any]  # of the exported model
-    outputs: _Outputs  # of the model itself
+    outputs: _Outputs  # of the original model
     classes: tuple[str, ...]
-    reference: str = "checkpoint"  # what the model itself is called
+    reference: str = "checkpoint"  # what the original model is called
 
 
 def check_parity(
@@ -80,7 +80,7 @@ def check_parity(
     max_batch: int,
     explain: Callable[[int], str],
 ) -> ParityReport:
-    """How an export compares on all images, in batches of one, of two and of the largest size.
+    """Compare an export on all images, in batches of one, of two and of the largest size.
 
     explain: given an image's index, where in the network the two part and what to do, in words.
     Raises CheckpointError where they do.
@@ -123,14 +123,14 @@ def _refuse(case: ParityCase, what: str, where: str) -> CheckpointError:
 
 
 def _split_into_batches(images: int, size: int, *, every: bool) -> Iterator[NDArray[np.int64]]:
-    """Indices of images, batch by batch; a last batch that is too short begins again."""
+    """Indices of images, batch by batch; a short last batch is filled from the start."""
     count = images if every else min(images, max(_IMAGES_IN_SMALL_BATCHES, size))
     for first in range(0, count, size):
         yield np.arange(first, first + size) % images
 
 
 class _ParityComparison:
-    """What came of all batches so far."""
+    """The comparison of all batches so far."""
 
     def __init__(self, case: ParityCase, *, dtype: str) -> None:
         self._expected, self._images, self._classes = case.outputs, case.images, case.classes
@@ -140,7 +140,7 @@ class _ParityComparison:
         self.allowed = max(least, _ROUNDING[dtype] * largest)
         self._rounding = self.allowed / max(largest, 1e-30)
         self.largest_difference = 0.0
-        self.changed: dict[int, str] = {}  # images with another likeliest class, and which
+        self.changed: dict[int, str] = {}  # images whose top-1 differs, with a description
 
     def compare(self, found: _Outputs, rows: NDArray[np.int64]) -> None:
         """Compare one batch; raises _Disagreement."""
@@ -168,7 +168,7 @@ class _ParityComparison:
                 f"{difference[row, label]:.2g}, allowed are {self.allowed:.2g})",
                 int(rows[row]),
             )
-        # since both are within what is allowed, the model itself holds the two for twice that close
+        # both are within the tolerance: in the original model the two differ by at most twice that
         likeliest, others = wanted.argmax(1), found.argmax(1)
         for row in np.flatnonzero(others != likeliest):
             first, other = likeliest[row], others[row]

@@ -1,4 +1,4 @@
-"""Export: a model becomes a file or folder for other programs, once it is shown to agree."""
+"""Export: writes a model as a file or folder for other programs, after checking that it agrees."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -50,11 +50,11 @@ class ExportedModel:
     metadata: ModelMetadata
     checked: ParityReport
     bytes: int
-    computes: bool  # holds the network, not its weights alone
+    computes: bool  # whether it contains the network, not only weights
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The result as plain values."""
         return {
             "path": str(self.path),
             "card": str(self.card),
@@ -72,7 +72,7 @@ def export_model(
     images: Sequence[NamedImage] | None,
     needs_data: bool,
 ) -> ExportedModel:
-    """Write a model in another form; it has its name only if it agrees with the model itself.
+    """Write a model in another format; it gets its path only if it agrees with the original.
 
     images: to check it on, else those of its data; needs_data: that data must be there.
     """
@@ -107,7 +107,8 @@ def export_model(
         )
         size = sum(file.stat().st_size for file in stage.rglob("*") if file.is_file())
         write_file(stage / CARD, _to_utf8(text))
-        refuse_existing(path, files)  # the check takes a while, in which others may have written
+        # the check takes a while: another program may have written there
+        refuse_existing(path, files)
         card = path / CARD if files else choose_card_path(path)
         if files:
             move_folder(stage, path)
@@ -134,9 +135,9 @@ def _open_source(source: ExportSource) -> Session:
 def _build_metadata(
     session: Session, source: ExportSource, options: ExportOptions
 ) -> ModelMetadata:
-    """What the export says of itself."""
+    """The metadata of the export."""
     read = session.preprocessing
-    preprocessing = replace(read, mean=tuple(read.mean), std=tuple(read.std))  # JSON knows lists
+    preprocessing = replace(read, mean=tuple(read.mean), std=tuple(read.std))  # JSON has only lists
     origin: dict[str, Any] = {"weights": source.weights}
     if source.checkpoint is not None:
         start = source.checkpoint.start
@@ -168,12 +169,12 @@ def _build_metadata(
 
 
 def _to_utf8(text: str) -> str:
-    """The text with bytes of names that are not UTF-8 escaped: files of others hold text."""
+    """The text with bytes that are not UTF-8 escaped, for files that other programs read."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def _open_draft(draft: Draft, stage: Path) -> Runner:
-    """The files of an export as they are run; CheckpointError where they cannot be opened."""
+    """A function that runs the files of an export; CheckpointError if they cannot be opened."""
     try:
         return draft.open(stage)
     except RunFailed as failed:
@@ -185,7 +186,7 @@ def _open_draft(draft: Draft, stage: Path) -> Runner:
 def _build_parity_case(
     session: Session, metadata: ModelMetadata, images: CheckImages
 ) -> ParityCase:
-    """What the model itself says of the images: its own modules, norms and all."""
+    """The original model's outputs for the images, computed by its modules without folding."""
     tensors = session.normaliser(images.pixels)
     model = session.model.eval()
     plain = metadata.model_copy(update={"dtype": "float32", "input": "tensor"})

@@ -10,7 +10,7 @@ from phalanx.catalog.variant import Variant
 from phalanx.errors import ConfigError
 from phalanx.export.metadata import ModelMetadata
 
-_RESNETS = {  # timm's own, by block, depths, groups and their width
+_RESNETS = {  # timm's, by block, depths, groups and their width
     ("basic", (2, 2, 2, 2), 1, None): "resnet18",
     ("basic", (3, 4, 6, 3), 1, None): "resnet34",
     ("bottleneck", (2, 2, 2, 2), 1, None): "resnet26",
@@ -21,13 +21,14 @@ _RESNETS = {  # timm's own, by block, depths, groups and their width
     ("bottleneck", (3, 4, 23, 3), 32, 4): "resnext101_32x4d",
     ("bottleneck", (3, 4, 23, 3), 32, 8): "resnext101_32x8d",
 }
-_NEAREST = {"basic": "resnet18", "bottleneck": "resnet50"}  # whose depths and groups can be given
+# networks whose depths and groups can be changed
+_NEAREST = {"basic": "resnet18", "bottleneck": "resnet50"}
 _TIMM_EPS, _TIMM_GROUPS = 1e-5, 32
 _EXPAND_RATIO = 6
 
 
 def format_timm_config(variant: Variant, metadata: ModelMetadata) -> str:
-    """The text of config.json, for a network that timm has."""
+    """The text of config.json; the network must be one of timm's."""
     assert isinstance(variant, ResNetVariant | EfficientNetVariant)
     if isinstance(variant, ResNetVariant):
         architecture, args = _name_resnet(variant)
@@ -53,14 +54,14 @@ def format_timm_config(variant: Variant, metadata: ModelMetadata) -> str:
 
 
 def refuse_unknown_to_timm(model: str, variant: Variant, normalization: str) -> None:
-    """Raise ConfigError where timm has no such network, or prepares no images as it needs them."""
+    """Raise ConfigError if timm lacks the network or its preprocessing."""
     problem = _find_problem(variant, normalization)
     if problem:
         raise ConfigError(f"--format timm: {model}: {problem}; use --format safetensors or onnx")
 
 
 def _find_problem(variant: Variant, normalization: str) -> str:
-    """Why timm has no such network; empty where it has."""
+    """Why timm lacks the network; empty if it has it."""
     norm = variant.norm
     problems = {
         "its norm is none": norm.type == "none",
@@ -94,7 +95,7 @@ def _find_problem(variant: Variant, normalization: str) -> str:
 
 
 def _name_resnet(variant: ResNetVariant) -> tuple[str, dict[str, Any]]:
-    """timm's name of a ResNet, and what is not as that name has it."""
+    """timm's name of a ResNet, and the values that differ from that model's."""
     key = (variant.block, variant.depths, variant.groups, variant.group_width)
     args: dict[str, Any] = {"norm_layer": "groupnorm"} if variant.norm.type == "group" else {}
     if key in _RESNETS:
@@ -106,7 +107,7 @@ def _name_resnet(variant: ResNetVariant) -> tuple[str, dict[str, Any]]:
 
 
 def _name_efficientnet(variant: EfficientNetVariant, model: str) -> tuple[str, dict[str, Any]]:
-    """timm's name of an EfficientNet, which is ours, and what is not as that name has it."""
+    """timm's name of an EfficientNet, which is ours too, and the values that differ from it."""
     args: dict[str, Any] = {}
     if variant.norm.eps != _TIMM_EPS:
         args["bn_eps"] = variant.norm.eps
@@ -118,7 +119,7 @@ def _name_efficientnet(variant: EfficientNetVariant, model: str) -> tuple[str, d
 
 
 def _describe_images(how: Preprocessing) -> dict[str, Any]:
-    """How timm is to prepare images, as near to ours as it can."""
+    """timm's preprocessing that is nearest to ours."""
     means_and_stds = {
         "mean": (how.mean, (1 / 255,) * 3),
         "none": ((0.0,) * 3, (1.0,) * 3),

@@ -12,7 +12,8 @@ from phalanx.export.onnx_file import convert_trace_errors, make_example, quiet_e
 from phalanx.export.parity import Runner
 from phalanx.export.weights_file import run_torch
 
-_PATH_KEYS = ("stack_trace", "nn_module_stack_trace", "source_fn_stack")  # of this machine's files
+# of metadata with local file names
+_PATH_KEYS = ("stack_trace", "nn_module_stack_trace", "source_fn_stack")
 
 
 def serialise_program(network: ExportNetwork, metadata: ModelMetadata) -> bytes:
@@ -31,6 +32,6 @@ def serialise_program(network: ExportNetwork, metadata: ModelMetadata) -> bytes:
 
 
 def open_program(path: Path) -> Runner:
-    """A file as torch runs it on a CPU."""
+    """A function that runs a file with torch on a CPU."""
     with quiet_exporters():
         return run_torch(torch.export.load(path).module())

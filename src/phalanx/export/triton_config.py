@@ -5,7 +5,7 @@ import json
 from phalanx.export.metadata import ACTIVATION_MAP, LOGITS, METADATA_KEY, ModelMetadata
 
 LABELS = "labels.txt"
-_QUEUE_DELAY_US = 500  # that requests wait for others to share a batch with
+_QUEUE_DELAY_US = 500  # how long requests wait for others to share a batch
 _INDENT = "  "
 
 
@@ -29,7 +29,7 @@ def format_triton_config(
         'default_model_filename: "model.onnx"',
         f"max_batch_size: {max_batch}",
     ]
-    about = json.dumps(metadata.model_dump(mode="json"))  # ASCII alone
+    about = json.dumps(metadata.model_dump(mode="json"))  # only ASCII
     quoted = about.replace("\\", r"\\").replace('"', r"\"")
     parameter = (
         f'parameters {{\n  key: "{METADATA_KEY}"\n  value: {{ string_value: "{quoted}" }}\n}}'

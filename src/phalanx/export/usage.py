@@ -1,4 +1,4 @@
-"""How an export is used: programs that run as they are, with nothing of ours."""
+"""How to use an export: programs that run as they are, without Phalanx."""
 
 import json
 from collections.abc import Callable
@@ -134,7 +134,7 @@ def classify(path):
 
 
 def describe_usage(metadata: ModelMetadata, form: str, file: str) -> str:
-    """What an export takes and gives, and a program that answers for images of one's own."""
+    """The inputs and outputs of an export, and a program that classifies the user's images."""
     return "\n\n".join(_USAGES[form](metadata, file))
 
 
@@ -232,7 +232,7 @@ def _format_program(template: str, metadata: ModelMetadata, file: str) -> str:
 
 
 def _format_preparation(metadata: ModelMetadata) -> str:
-    """Functions that make the model's input from a file, with Pillow and numpy alone."""
+    """Functions that make the model's input from a file, with only Pillow and numpy."""
     how = metadata.preprocessing
     size, values = how.image_size, {"mean": list(how.mean), "std": list(how.std)}
     crops = how.augment == "resized-crop"

@@ -1,4 +1,4 @@
-"""Weights alone: safetensors files under timm's names, which keep their batch norms."""
+"""Only weights: safetensors files with timm's names, batch norms not folded."""
 
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +23,7 @@ def serialise_weights(model: nn.Module, metadata: ModelMetadata, norm_layout: st
     dtype = getattr(torch, metadata.dtype)
     tensors = {name: _convert(name, t, dtype) for name, t in model.state_dict().items()}
     about = {
-        "format": "pt",  # as Hugging Face's readers want it
+        "format": "pt",  # as Hugging Face's readers require
         NORM_LAYOUT_KEY: norm_layout,
         METADATA_KEY: metadata.model_dump_json(),
     }
@@ -31,13 +31,13 @@ def serialise_weights(model: nn.Module, metadata: ModelMetadata, norm_layout: st
 
 
 def _convert(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor as it is written; the statistics of norms keep their 32 bits."""
+    """A tensor as it is written; statistics of norms stay in 32 bits."""
     keeps = not tensor.is_floating_point() or name.endswith(("running_mean", "running_var"))
     return tensor.contiguous() if keeps else tensor.to(dtype).contiguous()
 
 
 def open_weights(path: Path, network: UnitModel, metadata: ModelMetadata) -> Runner:
-    """What a network says once it has all its weights from a file; it is changed."""
+    """A function that runs a network with the weights of a file; changes the network."""
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     target = network.model if [*network.units] == ["model"] else network
@@ -45,11 +45,11 @@ def open_weights(path: Path, network: UnitModel, metadata: ModelMetadata) -> Run
     target.load_state_dict(tensors)
     wide = metadata.model_copy(update={"dtype": "float32", "input": "tensor"})
     run = run_torch(ExportNetwork(network, wide, fold=False))
-    return lambda batch: run(batch)[:1]  # the map is no part of the file
+    return lambda batch: run(batch)[:1]  # the activation map is not part of the file
 
 
 def import_timm() -> Any:
-    """timm, where it is installed and fits this torch, else None."""
+    """timm, if it is installed and works with this torch, else None."""
     try:
         with quiet_exporters():
             return import_module("timm")
@@ -58,7 +58,7 @@ def import_timm() -> Any:
 
 
 def open_timm(timm: Any, folder: Path) -> Runner:
-    """What timm's own network says, made from a folder's config.json and weights."""
+    """A function that runs timm's network, built from a folder's config.json and weights."""
     try:
         with quiet_exporters():
             model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()

@@ -20,7 +20,13 @@ from torch.autograd.function import once_differentiable
 
 from phalanx.fused.conv_norm import convolve, convolve_back
 from phalanx.fused.half_copies import to_half
-from phalanx.fused.module_checks import UnitNotFused, check_batch_norm, check_conv, check_types
+from phalanx.fused.module_checks import (
+    UnitNotFused,
+    check_batch_norm,
+    check_conv,
+    check_types,
+    list_running_statistics,
+)
 from phalanx.fused.unit import cast_for_linear, without_autocast
 from phalanx.kernels.batch_norm import (
     NONE,
@@ -29,12 +35,17 @@ from phalanx.kernels.batch_norm import (
     apply_norm_back,
     finish_back,
     finish_vectors,
-    flatten_pixels,
     norm_vectors,
     reduce_norm,
 )
 from phalanx.kernels.choices import CHOICES
-from phalanx.kernels.image_layout import is_expanded, to_image
+from phalanx.kernels.image_layout import (
+    count_rows,
+    is_expanded,
+    to_channels_last,
+    to_image,
+    to_rows,
+)
 from phalanx.models.layers import Dropout, GlobalAvgPool
 from phalanx.models.resnet import Bottleneck
 from phalanx.models.units import FusedUnit
@@ -88,24 +99,17 @@ class _NormedConv(NamedTuple):
     @property
     def running(self) -> list[Tensor]:
         """The norm's running mean and variance, and its number of batches."""
-        norm = self.norm
-        assert norm.running_mean is not None and norm.running_var is not None
-        assert norm.num_batches_tracked is not None
-        return [norm.running_mean, norm.running_var, norm.num_batches_tracked]
+        return list_running_statistics(self.norm)
 
     @property
-    def numbers(self) -> tuple[float, float]:
-        """The norm's eps and momentum."""
+    def eps_and_momentum(self) -> tuple[float, float]:
+        """The norm's two numbers, in the order of the operators' arguments."""
         assert self.norm.momentum is not None
         return self.norm.eps, self.norm.momentum
 
     def convolve(self, x: Tensor) -> Tensor:
         """The convolution."""
         return convolve(x, self.weight, self.conv)
-
-    def convolve_back(self, dy: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """The gradients of the input and of the weight."""
-        return convolve_back(dy, x, self.weight, self.conv, needs_input_grad=True)
 
 
 class _Folded(NamedTuple):
@@ -142,15 +146,15 @@ class _BottleneckLayers:
 
 def _run_first(pair: _NormedConv, x: Tensor) -> tuple[Tensor, Tensor]:
     """The first convolution and its norm's vectors: in one pass or two, whichever is faster."""
-    count = x.numel() // x.shape[1]
+    count = count_rows(x)
 
     def joined(running: list[Tensor]) -> tuple[Tensor, Tensor]:
         a, sums = conv_sums(x, pair.matrix)
-        return a, finish_vectors(sums[:, None], pair.affine, running, count, *pair.numbers)
+        return a, finish_vectors(sums[:, None], pair.affine, running, count, *pair.eps_and_momentum)
 
     def separate(running: list[Tensor]) -> tuple[Tensor, Tensor]:
         a = pair.convolve(x)
-        return a, norm_vectors(a, pair.affine, running, *pair.numbers)
+        return a, norm_vectors(a, pair.affine, running, *pair.eps_and_momentum)
 
     implementations = {"joined": joined, "separate": separate}
     key = f"first convolution {list(x.shape)} {len(pair.weight)} {x.dtype}"
@@ -162,14 +166,14 @@ def _fold(pair: _NormedConv, x: Tensor, v: Tensor | None) -> _Folded:
     """The input of a convolution, normalised with v if that is given, and its norm's vectors."""
     stride = pair.conv.stride[0]
     if v is None and stride == 1:
-        kept, (gram, sums) = x, gram_matrix(x)
+        gram, sums = gram_matrix(x)
     else:
-        kept, gram, sums = gram_matrix_of_input(x, v, stride)
-    count = kept.numel() // kept.shape[1]
+        x, gram, sums = gram_matrix_of_input(x, v, stride)
+    count = count_rows(x)
     t = fold_covariance(gram, sums, pair.matrix, count)
     folded = [sums, pair.matrix, t]
-    vectors = fold_statistics(folded, pair.affine, pair.running, count, *pair.numbers)
-    return _Folded(kept, sums, t, vectors)
+    vectors = fold_statistics(folded, pair.affine, pair.running, count, *pair.eps_and_momentum)
+    return _Folded(x, sums, t, vectors)
 
 
 def _run_shortcut(layers: _BottleneckLayers, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -181,10 +185,10 @@ def _run_shortcut(layers: _BottleneckLayers, x: Tensor) -> tuple[Tensor, tuple[T
         folded = _fold(pair, x, None)
         return conv_norm(folded.x, pair.matrix, folded.v), folded
     stride = pair.conv.stride[0]
-    kept = x[:, :, ::stride, ::stride].contiguous(memory_format=torch.channels_last)
-    d = to_image(flatten_pixels(kept) @ pair.matrix.t(), kept)
-    v = norm_vectors(d, pair.affine, pair.running, *pair.numbers)
-    return apply_norm(d, v, NONE), (kept, d, v)
+    x = to_channels_last(x[:, :, ::stride, ::stride])
+    d = to_image(to_rows(x) @ pair.matrix.t(), x)
+    v = norm_vectors(d, pair.affine, pair.running, *pair.eps_and_momentum)
+    return apply_norm(d, v, NONE), (x, d, v)
 
 
 # --- backward ---
@@ -195,7 +199,7 @@ def _fold_back(
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Gradients of a convolution's weight and norm, and the arguments of `input_gradient`."""
     x, sums, t, v = folded
-    raw, count, parts = weight_gradient(g, x), x.numel() // x.shape[1], [sums, pair.matrix, t]
+    raw, count, parts = weight_gradient(g, x), count_rows(x), [sums, pair.matrix, t]
     dw, wa, u = fold_gradient(raw, s, parts, v, count, pair.conv.weight.dtype)
     q, const = fold_input(pair.matrix, u)
     return (dw, u[0], u[1]), (g, wa, x, q, const)
@@ -209,13 +213,13 @@ def _shortcut_back(
     if pair is None:
         return g, ()
     if layers.folds_shortcut:
-        grads, parts = _fold_back(pair, g, s, _Folded(*saved))
-        return input_gradient(*parts), grads
-    kept, d, v = saved
+        grads, operands = _fold_back(pair, g, s, _Folded(*saved))
+        return input_gradient(*operands), grads
+    x, d, v = saved
     u = reduce_norm(g, d, v, NONE)
     dd = apply_norm_back(g, d, v, u, NONE)
-    dz = to_image(flatten_pixels(dd) @ pair.matrix, kept)
-    return dz, (weight_gradient(dd, kept), u[0], u[1])
+    dz = to_image(to_rows(dd) @ pair.matrix, x)
+    return dz, (weight_gradient(dd, x), u[0], u[1])
 
 
 def _apply_gate(dy: Tensor, s: Tensor | None, bits: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,7 +227,7 @@ def _apply_gate(dy: Tensor, s: Tensor | None, bits: Tensor) -> tuple[Tensor, Ten
     if s is not None and getattr(s, "summed", None) is dy:
         return dy, s
     if not is_expanded(dy):
-        dy = dy.contiguous(memory_format=torch.channels_last)
+        dy = to_channels_last(dy)
     return mask_gradient(dy, bits)
 
 
@@ -241,9 +245,9 @@ class _BottleneckFunction(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The block's output, its bits and its carrier; the arguments are those of x."""
         a, v1 = _run_first(layers.first, x)
-        a1 = apply_norm(a, v1, RELU)
-        b = layers.middle.convolve(a1)
-        v2 = norm_vectors(b, layers.middle.affine, layers.middle.running, *layers.middle.numbers)
+        a1, middle = apply_norm(a, v1, RELU), layers.middle
+        b = middle.convolve(a1)
+        v2 = norm_vectors(b, middle.affine, middle.running, *middle.eps_and_momentum)
         residual, shortcut = _run_shortcut(layers, x)
         last = _fold(layers.last, b, v2)
         y, own_bits = conv_norm_relu(last.x, layers.last.matrix, last.v, residual)
@@ -264,11 +268,12 @@ class _BottleneckFunction(torch.autograd.Function):
         x, bits, own_bits, a, v1, a1, b, v2, *rest = ctx.saved_tensors
         last, shortcut = _Folded(*rest[:4]), tuple(rest[4:])
         g, s = _apply_gate(dy, s, own_bits)
-        last_grads, parts = _fold_back(layers.last, g, s, last)
-        g2, sums = input_gradient_gated(*parts, b, v2)
-        u2 = finish_back(sums[:, None], v2, b.numel() // b.shape[1])
+        last_grads, operands = _fold_back(layers.last, g, s, last)
+        g2, sums = input_gradient_gated(*operands, b, v2)
+        u2 = finish_back(sums[:, None], v2, count_rows(b))
         db = apply_norm_back(g2, b, v2, u2, NONE)
-        da1, dw2 = layers.middle.convolve_back(db, a1)
+        middle = layers.middle
+        da1, dw2 = convolve_back(db, a1, middle.weight, middle.conv, needs_input_grad=True)
         u1 = reduce_norm(da1, a, v1, RELU)
         da = apply_norm_back(da1, a, v1, u1, RELU)
         dz, shortcut_grads = _shortcut_back(layers, g, s, shortcut)
@@ -291,10 +296,9 @@ def _input_back(
 
 def _shape_gradients(layers: _BottleneckLayers, grads: Sequence[Tensor]) -> list[Tensor]:
     """Gradients in the dtypes and shapes of the block's weights."""
-    weights = _find_weights(layers.pairs)
     return [
         grad.to(weight.dtype).view(weight.shape) if grad.ndim < 4 else grad.to(weight.dtype)
-        for grad, weight in zip(grads, weights, strict=True)
+        for grad, weight in zip(grads, _find_weights(layers.pairs), strict=True)
     ]
 
 
@@ -333,7 +337,7 @@ class _BottleneckUnit:
         if self._is_too_large(x) or not all(norm.training for _, norm in self._pairs):
             return self._block(x, noise)
         gate: _Gate | None = getattr(x, "gate", None)
-        x = x.to(self._half).contiguous(memory_format=torch.channels_last)
+        x = to_channels_last(x.to(self._half))
         first, middle, last, *shortcut = [
             _NormedConv(conv, to_half(conv.weight, self._half), norm) for conv, norm in self._pairs
         ]
@@ -347,7 +351,7 @@ class _BottleneckUnit:
     def _is_too_large(self, x: Tensor) -> bool:
         """Whether one of the block's tensors has more elements than 32-bit offsets reach."""
         channels = max(max(conv.in_channels, conv.out_channels) for conv, _ in self._pairs)
-        return x.numel() // x.shape[1] * channels >= _MOST_ELEMENTS
+        return count_rows(x) * channels >= _MOST_ELEMENTS
 
 
 def build_folded_bottleneck(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
@@ -380,11 +384,7 @@ def _check_block(block: Bottleneck) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
     if block.rate:
         raise UnitNotFused("it drops paths")
     check_types([block.act1, block.act2, block.act3], nn.ReLU, nn.ReLU, nn.ReLU)
-    found: list[tuple[nn.Module, nn.Module]] = [
-        (block.conv1, block.bn1),
-        (block.conv2, block.bn2),
-        (block.conv3, block.bn3),
-    ]
+    found = [(block.get_submodule(f"conv{n}"), block.get_submodule(f"bn{n}")) for n in (1, 2, 3)]
     if isinstance(block.downsample, nn.Sequential) and len(block.downsample) == 2:
         conv, norm = block.downsample
         found.append((conv, norm))

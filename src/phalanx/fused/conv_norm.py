@@ -8,7 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.fused.half_copies import to_half
-from phalanx.fused.module_checks import GROUP_NORMS, check_batch_norm, check_conv
+from phalanx.fused.module_checks import (
+    GROUP_NORMS,
+    check_batch_norm,
+    check_conv,
+    list_running_statistics,
+)
 from phalanx.kernels.batch_norm import (
     apply_norm_back,
     norm_vectors,
@@ -70,10 +75,8 @@ class _BatchNormPart(_NormPart):
 
     def find_vectors(self, x: Tensor) -> Tensor:
         """The norm's vectors; updates the running statistics."""
-        norm = self.norm
-        assert norm.running_mean is not None and norm.running_var is not None
-        assert norm.num_batches_tracked is not None and norm.momentum is not None
-        running = [norm.running_mean, norm.running_var, norm.num_batches_tracked]
+        norm, running = self.norm, list_running_statistics(self.norm)
+        assert norm.momentum is not None
         return norm_vectors(x, [norm.weight, norm.bias], running, norm.eps, norm.momentum)
 
     def reduce(self, dy: Tensor, x: Tensor, v: Tensor, activation: int, factor: Any) -> Tensor:

@@ -106,7 +106,7 @@ class _ConvNormUnit(SizeLimitedUnit):
 class _SiluStem(_ConvNormUnit):
     """Convolution, norm and SiLU."""
 
-    def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+    def run(self, x: Tensor, drop_path: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
         """The input of the first block."""
         weight = to_half(self._conv.weight, self.half)
         raw, sums = _convolve(self._conv, x, weight)
@@ -127,7 +127,7 @@ class _SiluStem(_ConvNormUnit):
 class _HeadFeatures(_ConvNormUnit):
     """1x1 convolution, norm, SiLU and mean over the image: [N, C, 1, 1]."""
 
-    def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+    def run(self, x: Tensor, drop_path: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
         """One vector per image."""
         weight = to_half(self._conv.weight, self.half)
         raw = to_image(to_rows(x) @ weight.flatten(1).T, x)

@@ -300,11 +300,11 @@ class _MbconvBlock(SizeLimitedUnit):
         """All parameters of the block."""
         return list(self._layers.parameters.values())
 
-    def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+    def run(self, x: Tensor, drop_path: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
         """The block's output."""
         layers, saved = self._layers, {"x": x}
-        if factor is not None and layers.skips:
-            saved["noise"] = factor
+        if drop_path is not None and layers.skips:
+            saved["noise"] = drop_path
         for name in ("expand", "depthwise", "project"):
             conv = getattr(layers, name)
             if conv is not None:

@@ -5,7 +5,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from phalanx.fused.module_checks import UnitNotFused, check_batch_norm, check_conv
+from phalanx.fused.module_checks import (
+    UnitNotFused,
+    check_batch_norm,
+    check_conv,
+    list_running_statistics,
+)
 from phalanx.fused.unit import ManualBackwardUnit
 from phalanx.kernels.batch_norm import finish_vectors
 from phalanx.kernels.image_layout import count_rows
@@ -27,8 +32,8 @@ class SizeLimitedUnit(ManualBackwardUnit):
             return super().__call__(x, noise)
         return self._run_modules(x, noise)
 
-    def find_factor(self, noise: Tensor) -> Tensor:
-        """The noise itself: kernels compare it with the rate."""
+    def prepare_noise(self, noise: Tensor) -> Tensor:
+        """The noise itself in float32: these kernels compare it with the rate."""
         return noise.float().contiguous()
 
 
@@ -54,7 +59,7 @@ def check_square_conv(conv: nn.Module, kernel: int | None = None) -> nn.Conv2d:
 
 def find_norm_vectors(norm: nn.BatchNorm2d, sums: Tensor, x: Tensor) -> Tensor:
     """The forward vectors of a norm; updates its running statistics."""
-    running = [norm.running_mean, norm.running_var, norm.num_batches_tracked]
+    running = list_running_statistics(norm)
     affine = [norm.weight.detach(), norm.bias.detach()]
     momentum = norm.momentum or 0.0
     return finish_vectors(sums, affine, running, count_rows(x), norm.eps, momentum)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from phalanx.models.norms import (
     FullBatchNorm,
@@ -48,6 +48,13 @@ def check_batch_norm(norm: nn.Module) -> nn.BatchNorm2d:
     if not (norm.affine and norm.track_running_stats) or norm.momentum is None:
         raise UnitNotFused("its norm has no weights or no running statistics")
     return norm
+
+
+def list_running_statistics(norm: nn.BatchNorm2d) -> list[Tensor]:
+    """The running mean and variance of a norm that `check_batch_norm` accepted, and its count."""
+    assert norm.running_mean is not None and norm.running_var is not None
+    assert norm.num_batches_tracked is not None
+    return [norm.running_mean, norm.running_var, norm.num_batches_tracked]
 
 
 def check_conv(conv: nn.Module) -> nn.Conv2d:

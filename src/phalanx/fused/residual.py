@@ -41,7 +41,7 @@ class _ResidualBlock(ManualBackwardUnit):
             own.append(self._shortcut)
         return [parameter for pair in own for parameter in pair.parameters]
 
-    def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+    def run(self, x: Tensor, drop_path: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
         """The block's output."""
         saved: list[Tensor | None] = []
         inner = x
@@ -56,35 +56,37 @@ class _ResidualBlock(ManualBackwardUnit):
             saved += [residual, residual_v, weight]
         elif self._shortcut is not None:
             residual = self._shortcut(x).contiguous(memory_format=torch.channels_last)
-        y = apply_norm(a, v, RELU, residual, factor, residual_v)
-        return y, [y, factor, *saved]
+        y = apply_norm(a, v, RELU, residual, drop_path, residual_v)
+        return y, [y, drop_path, *saved]
 
     def run_back(
         self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, needs_input_grad: bool
     ) -> Gradients:
         """Gradients from those of the output."""
-        y, factor, *saved = saved
-        parts = [saved[4 * i : 4 * i + 4] for i in range(len(self._pairs))]
-        inner, a, v, weight = parts[-1]
+        y, drop_path, *saved = saved
+        # of each pair: its input, the convolution of it, the norm's vectors, the 16-bit weight
+        saved_by_pair = [saved[4 * i : 4 * i + 4] for i in range(len(self._pairs))]
+        inner, a, v, weight = saved_by_pair[-1]
         last = self._pairs[-1]
-        passed, u = last.norm.reduce_gated(dy, a, v, y, second, factor)
-        da = apply_norm_back(passed, a, v, u, NONE, factor)
+        gated, u = last.norm.reduce_gated(dy, a, v, y, second, drop_path)
+        da = apply_norm_back(gated, a, v, u, NONE, drop_path)
         dx, dw = last.conv_back(da, inner, weight)
         gradients = [dw, *last.norm.list_gradients(u)]
-        for pair, (inner, a, v, weight) in zip(self._pairs[-2::-1], parts[-2::-1], strict=True):
-            da, own = pair.norm_back(dx, a, v, RELU)
+        earlier = zip(self._pairs[-2::-1], saved_by_pair[-2::-1], strict=True)
+        for pair, (inner, a, v, weight) in earlier:
+            da, dnorm = pair.norm_back(dx, a, v, RELU)
             dx, dw = pair.conv_back(da, inner, weight)
-            gradients = [dw, *own, *gradients]
+            gradients = [dw, *dnorm, *gradients]
         if isinstance(self._shortcut, ConvNorm):
-            d, v, weight = saved[-3:]
-            dd, own = self._shortcut.norm_back(passed, d, v, NONE)
-            skip, dw = self._shortcut.conv_back(dd, parts[0][0], weight)
-            return dx, skip, [*gradients, dw, *own]
+            x, (a, v, weight) = saved_by_pair[0][0], saved[-3:]
+            da, dnorm = self._shortcut.norm_back(gated, a, v, NONE)
+            skip, dw = self._shortcut.conv_back(da, x, weight)
+            return dx, skip, [*gradients, dw, *dnorm]
         if self._shortcut is not None:
-            step, kept = self._shortcut.stride, dx.shape[1]
-            dx[:, :, ::step, ::step] += passed[:, :kept]
+            stride, channels = self._shortcut.stride, dx.shape[1]
+            dx[:, :, ::stride, ::stride] += gated[:, :channels]
             return dx, None, gradients
-        return dx, passed, gradients
+        return dx, gated, gradients
 
 
 def build_basic_block(modules: Sequence[nn.Module], half: torch.dtype) -> ManualBackwardUnit:
@@ -138,24 +140,24 @@ class _ResidualPair(ManualBackwardUnit):
         """Those of both, in order."""
         return [*self._first.parameters, *self._second.parameters]
 
-    def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+    def run(self, x: Tensor, drop_path: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
         """The block's output."""
-        a, v, weight = self._first.run(x)
-        inner = apply_norm(a, v, RELU)
-        b, w, other = self._second.run(inner)
-        y = apply_norm(b, w, RELU, x, factor, None, True)
-        return y, [factor, x, a, v, weight, inner, b, w, other]
+        a1, v1, weight1 = self._first.run(x)
+        y1 = apply_norm(a1, v1, RELU)
+        a2, v2, weight2 = self._second.run(y1)
+        y = apply_norm(a2, v2, RELU, x, drop_path, None, True)
+        return y, [drop_path, x, a1, v1, weight1, y1, a2, v2, weight2]
 
     def run_back(
         self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, needs_input_grad: bool
     ) -> Gradients:
         """Gradients from that of the output."""
-        factor, x, a, v, weight, inner, b, w, other = saved
-        db, last = self._second.norm_back(dy, b, w, RELU, factor)
-        dinner, dother = self._second.conv_back(db, inner, other)
-        da, first = self._first.norm_back(dinner, a, v, RELU)
-        dx, dweight = self._first.conv_back(da, x, weight)
-        return dx, dy, [dweight, *first, dother, *last]
+        drop_path, x, a1, v1, weight1, y1, a2, v2, weight2 = saved
+        da2, dnorm2 = self._second.norm_back(dy, a2, v2, RELU, drop_path)
+        dy1, dweight2 = self._second.conv_back(da2, y1, weight2)
+        da1, dnorm1 = self._first.norm_back(dy1, a1, v1, RELU)
+        dx, dweight1 = self._first.conv_back(da1, x, weight1)
+        return dx, dy, [dweight1, *dnorm1, dweight2, *dnorm2]
 
 
 def build_residual_pair(modules: Sequence[nn.Module], half: torch.dtype) -> ManualBackwardUnit:

@@ -46,15 +46,15 @@ class _ConvUnit(ManualBackwardUnit):
         """Those of the convolution and its norm."""
         return self._pair.parameters
 
-    def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+    def run(self, x: Tensor, drop_path: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
         """The unit's output."""
         x, weight = self.arrange(x)
         a = self.convolve(x, weight)
         v = self._pair.norm.find_vectors(a)
         if not self._window:
             return apply_norm(a, v, self._activation), [x, weight, a, v]
-        y, at, won = pool_norm(a, v, self._window)
-        return y, [x, weight, a, v, at, won]
+        y, argmax, x_at_max = pool_norm(a, v, self._window)
+        return y, [x, weight, a, v, argmax, x_at_max]
 
     def run_back(
         self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, needs_input_grad: bool
@@ -203,26 +203,26 @@ class _PooledPair(ManualBackwardUnit):
         """Those of both, in order."""
         return [*self._first.parameters, *self._second.parameters]
 
-    def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+    def run(self, x: Tensor, drop_path: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
         """The block's output."""
-        weight = to_half(self._first.conv.weight, self.half)
-        a, at = pool(convolve(x, weight, self._first.conv))
-        v = self._first.norm.find_vectors(a)
-        inner = apply_norm(a, v, GELU)
-        b, w, other = self._second.run(inner)
-        return apply_norm(b, w, GELU), [x, a, at, v, weight, inner, b, w, other]
+        weight1 = to_half(self._first.conv.weight, self.half)
+        a1, argmax = pool(convolve(x, weight1, self._first.conv))
+        v1 = self._first.norm.find_vectors(a1)
+        y1 = apply_norm(a1, v1, GELU)
+        a2, v2, weight2 = self._second.run(y1)
+        return apply_norm(a2, v2, GELU), [x, a1, argmax, v1, weight1, y1, a2, v2, weight2]
 
     def run_back(
         self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, needs_input_grad: bool
     ) -> Gradients:
         """Gradients from that of the output."""
-        x, a, at, v, weight, inner, b, w, other = saved
-        db, last = self._second.norm_back(dy, b, w, GELU)
-        dinner, dother = self._second.conv_back(db, inner, other)
-        u = self._first.norm.reduce(dinner, a, v, GELU, None)
-        da = unpool_norm_back(dinner, at, a, v, u, GELU, list(x.shape[2:]))
-        dx, dweight = self._first.conv_back(da, x, weight, needs_input_grad=needs_input_grad)
-        return dx, None, [dweight, *self._first.norm.list_gradients(u), dother, *last]
+        x, a1, argmax, v1, weight1, y1, a2, v2, weight2 = saved
+        da2, dnorm2 = self._second.norm_back(dy, a2, v2, GELU)
+        dy1, dweight2 = self._second.conv_back(da2, y1, weight2)
+        u1 = self._first.norm.reduce(dy1, a1, v1, GELU, None)
+        dconv1 = unpool_norm_back(dy1, argmax, a1, v1, u1, GELU, list(x.shape[2:]))
+        dx, dweight1 = self._first.conv_back(dconv1, x, weight1, needs_input_grad=needs_input_grad)
+        return dx, None, [dweight1, *self._first.norm.list_gradients(u1), dweight2, *dnorm2]
 
 
 def build_pooled_pair(modules: Sequence[nn.Module], half: torch.dtype) -> ManualBackwardUnit:

@@ -15,6 +15,7 @@ from phalanx.kernels.choices import CHOICES, make_tiles
 from phalanx.kernels.image_layout import new_image
 from phalanx.kernels.norm_finish_fused import finish_gradients, finish_group_gradients
 from phalanx.kernels.norm_passes_fused import (
+    GELU,
     NormSizes,
     activate,
     activate_back,
@@ -79,7 +80,7 @@ def _whiten(
     ok = (channel < 3)[:, None] & (c < CO)[None, :]
     value = tl.dot(left, tl.load(weight + own, mask=ok, other=0.0).to(HALF))
     to, ok = find_offsets(m, c, M, CO, WIDE)
-    tl.store(out + to, activate(value, 4).to(out.dtype.element_ty), mask=ok)
+    tl.store(out + to, activate(value, GELU).to(out.dtype.element_ty), mask=ok)
 
 
 def whiten_fused(x: Tensor, weight: Tensor, half: torch.dtype) -> Tensor:
@@ -99,7 +100,7 @@ def whiten_fused(x: Tensor, weight: Tensor, half: torch.dtype) -> Tensor:
 
 @triton.jit
 def _pool(
-    x, y, at, won, v, M, C, R, H, W, HO, WO,
+    x, y, argmax, x_at_max, v, M, C, R, H, W, HO, WO,
     SIZE: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Normalise + ReLU + max-pool, or the pool alone; NaN counts as the maximum."""
@@ -128,34 +129,34 @@ def _pool(
     o, ok = find_offsets(m, c, M, C, WIDE)
     o += find_first_pixel(M) * C
     tl.store(y + o, best.to(y.dtype.element_ty), mask=ok)
-    tl.store(at + o, number.to(tl.uint8), mask=ok)
-    if won is not None:
-        tl.store(won + o, winner.to(won.dtype.element_ty), mask=ok)
+    tl.store(argmax + o, number.to(tl.uint8), mask=ok)
+    if x_at_max is not None:
+        tl.store(x_at_max + o, winner.to(x_at_max.dtype.element_ty), mask=ok)
 
 
 def pool_norm_fused(x: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise + ReLU + max-pool, the index of the maximum in each window, and x there."""
     _, c, h, w = x.shape
     ho, wo = find_pooled_edge(h, size), find_pooled_edge(w, size)
-    y, at = (new_image(x, c, ho, wo, dtype) for dtype in (x.dtype, torch.uint8))
-    won = torch.empty_like(y)
+    y, argmax = (new_image(x, c, ho, wo, dtype) for dtype in (x.dtype, torch.uint8))
+    x_at_max = torch.empty_like(y)
     sizes = find_sizes(y, by_image=v.ndim == 3)
-    _launch(_pool, (x, y, at, won, v), sizes, (h, w, ho, wo), SIZE=size)
-    return y, at, won
+    _launch(_pool, (x, y, argmax, x_at_max, v), sizes, (h, w, ho, wo), SIZE=size)
+    return y, argmax, x_at_max
 
 
 def pool_fused(x: Tensor) -> tuple[Tensor, Tensor]:
     """Max-pool over windows of 2 x 2, and the index of the maximum in each."""
     _, c, h, w = x.shape
-    y, at = (new_image(x, c, h // 2, w // 2, dtype) for dtype in (x.dtype, torch.uint8))
+    y, argmax = (new_image(x, c, h // 2, w // 2, dtype) for dtype in (x.dtype, torch.uint8))
     sizes = find_sizes(y, by_image=False)
-    _launch(_pool, (x, y, at, None, None), sizes, (h, w, h // 2, w // 2), SIZE=2)
-    return y, at
+    _launch(_pool, (x, y, argmax, None, None), sizes, (h, w, h // 2, w // 2), SIZE=2)
+    return y, argmax
 
 
 @triton.jit
 def _find_gradient(
-    dy, at, n, h, w, c, ok, C, HO, WO, SIZE: tl.constexpr, WIDE: tl.constexpr,
+    dy, argmax, n, h, w, c, ok, C, HO, WO, SIZE: tl.constexpr, WIDE: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """The gradient of pixels through the pool: from one, two or four windows."""
@@ -171,14 +172,14 @@ def _find_gradient(
             o, _ = find_offsets((n * HO + row) * WO + column, c, 0, C, WIDE)
             there = there[:, None] & ok
             own = (h - 2 * row + SIZE - 2) * SIZE + w - 2 * column + SIZE - 2
-            hit = tl.load(at + o, mask=there, other=255).to(tl.int32) == own[:, None]
+            hit = tl.load(argmax + o, mask=there, other=255).to(tl.int32) == own[:, None]
             d += tl.where(hit, tl.load(dy + o, mask=there, other=0.0).to(tl.float32), 0.0)
     return d
 
 
 @triton.jit
 def _pool_back(
-    dy, at, x, dx, v, u, M, C, R, H, W, HO, WO,
+    dy, argmax, x, dx, v, u, M, C, R, H, W, HO, WO,
     SIZE: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """The gradient of x: through the pool, the ReLU and the norm."""
@@ -186,7 +187,7 @@ def _pool_back(
     n, h, w = tl.program_id(2) + m // (H * W), (m // W) % H, m % W
     o, ok = find_offsets(m, c, M, C, WIDE)
     o += find_first_pixel(M) * C
-    d = _find_gradient(dy, at, n, h, w, c, ok, C, HO, WO, SIZE, WIDE, BM, BC)
+    d = _find_gradient(dy, argmax, n, h, w, c, ok, C, HO, WO, SIZE, WIDE, BM, BC)
     value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
     d = tl.where(value * load_row(v, 2, c, C, R) + load_row(v, 3, c, C, R) > 0, d, 0.0)
     d = d * load_row(u, 2, c, C, R) + value * load_row(u, 3, c, C, R) + load_row(u, 4, c, C, R)
@@ -195,7 +196,7 @@ def _pool_back(
 
 @triton.jit
 def _pool_back_quads(
-    dy, at, x, dx, v, u, M, C, R, HO, WO, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
+    dy, argmax, x, dx, v, u, M, C, R, HO, WO, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
 ):
     """_pool_back of 2 HO x 2 WO pixels by quads: four windows of 3 x 3 reach the four pixels."""
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
@@ -207,10 +208,10 @@ def _pool_back_quads(
     d01 = tl.load(dy + o + C, mask=ok01, other=0.0).to(tl.float32)
     d10 = tl.load(dy + o + WO * C, mask=ok10, other=0.0).to(tl.float32)
     d11 = tl.load(dy + o + (WO + 1) * C, mask=ok01 & ok10, other=0.0).to(tl.float32)
-    a00 = tl.load(at + o, mask=ok, other=255)
-    a01 = tl.load(at + o + C, mask=ok01, other=255)
-    a10 = tl.load(at + o + WO * C, mask=ok10, other=255)
-    a11 = tl.load(at + o + (WO + 1) * C, mask=ok01 & ok10, other=255)
+    a00 = tl.load(argmax + o, mask=ok, other=255)
+    a01 = tl.load(argmax + o + C, mask=ok01, other=255)
+    a10 = tl.load(argmax + o + WO * C, mask=ok10, other=255)
+    a11 = tl.load(argmax + o + (WO + 1) * C, mask=ok01 & ok10, other=255)
     scale, shift = load_row(v, 2, c, C, R), load_row(v, 3, c, C, R)
     by, slope, const = load_row(u, 2, c, C, R), load_row(u, 3, c, C, R), load_row(u, 4, c, C, R)
     for p in tl.static_range(2):
@@ -231,17 +232,22 @@ def _pool_back_quads(
 
 
 def pool_norm_back_fused(
-    tensors: tuple[Tensor, Tensor, Tensor], x: Tensor, v: Tensor, size: int, groups: list[int]
+    dy: Tensor,
+    argmax: Tensor,
+    x_at_max: Tensor,
+    x: Tensor,
+    v: Tensor,
+    size: int,
+    groups: list[int],
 ) -> tuple[Tensor, Tensor]:
     """The gradient of x, and u from the maxima alone: no other pixel gets a gradient."""
-    (dy, at, won), dx = tensors, torch.empty_like(x)
-    (h, w), (ho, wo) = x.shape[2:], dy.shape[2:]
-    sums = sum_gradients((dy, None, won, None, None), v, None, RELU)
+    dx, (h, w), (ho, wo) = torch.empty_like(x), x.shape[2:], dy.shape[2:]
+    sums = sum_gradients(dy, x_at_max, v, RELU)
     if groups:
         u = finish_group_gradients(sums, v, groups, h * w)
     else:
         u = finish_gradients(sums, v, len(x) * h * w)
-    images = (dy, at, x, dx, v, u)
+    images = (dy, argmax, x, dx, v, u)
     if size == 3 and (h, w) == (2 * ho, 2 * wo):
         _launch(_pool_back_quads, images, find_sizes(dy, by_image=bool(groups)), (ho, wo))
     else:
@@ -265,7 +271,7 @@ def _launch(
 
 @triton.jit
 def _unpool_back(
-    dy, at, x, dx, v, u, M, C, R, H, W, HO, WO,
+    dy, argmax, x, dx, v, u, M, C, R, H, W, HO, WO,
     ACT: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """The gradient through activation and norm, stored at the maximum of each window of 2 x 2.
@@ -278,7 +284,7 @@ def _unpool_back(
     o += find_first_pixel(M) * C
     d = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
     value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
-    won = tl.load(at + o, mask=ok, other=255).to(tl.int32)
+    place = tl.load(argmax + o, mask=ok, other=255).to(tl.int32)
     d = activate_back(d, value * load_row(v, 2, c, C, R) + load_row(v, 3, c, C, R), ACT)
     d = d * load_row(u, 2, c, C, R) + value * load_row(u, 3, c, C, R) + load_row(u, 4, c, C, R)
     for p in tl.static_range(3):
@@ -289,17 +295,22 @@ def _unpool_back(
             if q == 2:
                 there = there & (w == WO - 1)
             to, _ = find_offsets((n * H + 2 * h + p) * W + 2 * w + q, c, 0, C, WIDE)
-            own = tl.where(won == 2 * p + q, d, 0.0) if p < 2 and q < 2 else tl.zeros_like(d)
+            own = tl.where(place == 2 * p + q, d, 0.0) if p < 2 and q < 2 else tl.zeros_like(d)
             tl.store(dx + to, own.to(dx.dtype.element_ty), mask=there[:, None] & ok)
 
 
 def unpool_norm_back_fused(
-    tensors: tuple[Tensor, Tensor, Tensor], v: Tensor, u: Tensor, activation: int, edges: list[int]
+    dy: Tensor,
+    argmax: Tensor,
+    x: Tensor,
+    v: Tensor,
+    u: Tensor,
+    activation: int,
+    edges: list[int],
 ) -> Tensor:
     """The gradient of the input of a pool that a norm and an activation follow."""
-    dy, at, x = tensors
     dx = new_image(x, x.shape[1], edges[0], edges[1], x.dtype)
     sizes = find_sizes(x, by_image=v.ndim == 3)
     places = (*edges, *x.shape[2:])
-    _launch(_unpool_back, (dy, at, x, dx, v, u), sizes, places, ACT=activation)
+    _launch(_unpool_back, (dy, argmax, x, dx, v, u), sizes, places, ACT=activation)
     return dx

@@ -8,6 +8,7 @@ from torch.library import custom_op
 from phalanx.kernels.batch_norm import RELU, apply_norm, apply_norm_back, reduce_norm
 from phalanx.kernels.fused import find_fused_for
 from phalanx.kernels.group_norm import reduce_group_norm
+from phalanx.kernels.image_layout import to_channels_last
 
 _STEP = 2  # the stride of every pool here
 
@@ -27,13 +28,13 @@ def arrange_image(x: Tensor, size: int, half: torch.dtype) -> Tensor:
     if size:
         front, back = size // 2 + 1, size // 2 - 1
         x = space_to_depth(F.pad(x, (front, back, front, back)))
-    return x.contiguous(memory_format=torch.channels_last)
+    return to_channels_last(x)
 
 
 @arrange_image.register_fake
 def _(x: Tensor, size: int, half: torch.dtype) -> Tensor:
     shape = (len(x), 4 * (4 if size else 1), *find_arranged_edges(x, size))
-    return x.new_empty(shape, dtype=half).contiguous(memory_format=torch.channels_last)
+    return to_channels_last(x.new_empty(shape, dtype=half))
 
 
 def find_arranged_edges(x: Tensor, size: int) -> tuple[int, int]:
@@ -67,22 +68,20 @@ def pool_norm(x: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
         return fused(x, v, size)
     value = apply_norm(x.float(), v, RELU)
     y, flat = F.max_pool2d(value, size, _STEP, padding=size // 2 - (size == 2), return_indices=True)
-    won = x.flatten(2).gather(2, flat.flatten(2)).view(y.shape)
+    x_at_max = x.flatten(2).gather(2, flat.flatten(2)).view(y.shape)
     front = 1 if size == 3 else 0
     rows = torch.arange(y.shape[2], device=x.device)[:, None] * _STEP - front
     columns = torch.arange(y.shape[3], device=x.device) * _STEP - front
-    at = (flat // x.shape[3] - rows) * size + flat % x.shape[3] - columns
-    last = torch.channels_last
-    found = (y.to(x.dtype), at.to(torch.uint8), won)
-    y, at, won = (tensor.contiguous(memory_format=last) for tensor in found)
-    return y, at, won
+    argmax = (flat // x.shape[3] - rows) * size + flat % x.shape[3] - columns
+    y, argmax = y.to(x.dtype), argmax.to(torch.uint8)
+    return to_channels_last(y), to_channels_last(argmax), to_channels_last(x_at_max)
 
 
 @pool_norm.register_fake
 def _(x: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
     n, c, *edges = x.shape
     shape = (n, c, *(find_pooled_edge(edge, size) for edge in edges))
-    y = x.new_empty(shape).contiguous(memory_format=torch.channels_last)
+    y = to_channels_last(x.new_empty(shape))
     return y, torch.empty_like(y, dtype=torch.uint8), torch.empty_like(y)
 
 
@@ -93,7 +92,7 @@ def find_pooled_edge(edge: int, size: int) -> int:
 
 @custom_op("phalanx::pool_norm_back", mutates_args=())
 def pool_norm_back(
-    dy: Tensor, at: Tensor, won: Tensor, x: Tensor, v: Tensor, size: int, groups: list[int]
+    dy: Tensor, argmax: Tensor, x_at_max: Tensor, x: Tensor, v: Tensor, size: int, groups: list[int]
 ) -> tuple[Tensor, Tensor]:
     """The gradient of x and the norm's u, from the gradient of the pool's output.
 
@@ -101,22 +100,22 @@ def pool_norm_back(
     """
     fused = find_fused_for(x, "phalanx.fused.stem_fused.pool_norm_back_fused")
     if fused is not None:
-        return fused((dy, at, won), x, v, size, groups)
+        return fused(dy, argmax, x_at_max, x, v, size, groups)
     spread = torch.zeros_like(x, dtype=torch.float32)
     front = 1 if size == 3 else 0
     rows = torch.arange(dy.shape[2], device=x.device)[:, None] * _STEP - front
     columns = torch.arange(dy.shape[3], device=x.device) * _STEP - front
-    flat = (rows + at.long() // size) * x.shape[3] + columns + at.long() % size
+    flat = (rows + argmax.long() // size) * x.shape[3] + columns + argmax.long() % size
     values = dy.float().flatten(2)
     spread = spread.flatten(2).scatter_add_(2, flat.flatten(2), values).view(x.shape)
-    spread = spread.contiguous(memory_format=torch.channels_last)
+    spread = to_channels_last(spread)
     u = reduce_group_norm(spread, x, v, groups, RELU) if groups else reduce_norm(spread, x, v, RELU)
     return apply_norm_back(spread, x, v, u, RELU), u
 
 
 @pool_norm_back.register_fake
 def _(
-    dy: Tensor, at: Tensor, won: Tensor, x: Tensor, v: Tensor, size: int, groups: list[int]
+    dy: Tensor, argmax: Tensor, x_at_max: Tensor, x: Tensor, v: Tensor, size: int, groups: list[int]
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), v.new_empty((5, *v.shape[1:]))
 
@@ -129,9 +128,8 @@ def pool(x: Tensor) -> tuple[Tensor, Tensor]:
         return fused(x)
     y, flat = F.max_pool2d(x, _STEP, return_indices=True)
     row, column = flat // x.shape[3], flat % x.shape[3]
-    at = (row % _STEP * _STEP + column % _STEP).to(torch.uint8)
-    last = torch.channels_last
-    return y.contiguous(memory_format=last), at.contiguous(memory_format=last)
+    argmax = (row % _STEP * _STEP + column % _STEP).to(torch.uint8)
+    return to_channels_last(y), to_channels_last(argmax)
 
 
 @pool.register_fake
@@ -143,26 +141,26 @@ def _(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @custom_op("phalanx::unpool_norm_back", mutates_args=())
 def unpool_norm_back(
-    dy: Tensor, at: Tensor, x: Tensor, v: Tensor, u: Tensor, activation: int, edges: list[int]
+    dy: Tensor, argmax: Tensor, x: Tensor, v: Tensor, u: Tensor, activation: int, edges: list[int]
 ) -> Tensor:
     """The gradient of `pool`'s input of size `edges`; x: its output, the input of a norm."""
     fused = find_fused_for(x, "phalanx.fused.stem_fused.unpool_norm_back_fused")
     if fused is not None:
-        return fused((dy, at, x), v, u, activation, edges)
+        return fused(dy, argmax, x, v, u, activation, edges)
     own = apply_norm_back(dy, x, v, u, activation)
     n, c, h, w = x.shape
-    parts = torch.stack([own.where(at == place, own.new_zeros(())) for place in range(4)], -1)
+    parts = torch.stack([own.where(argmax == place, own.new_zeros(())) for place in range(4)], -1)
     parts = parts.view(n, c, h, w, _STEP, _STEP).transpose(3, 4).reshape(n, c, 2 * h, 2 * w)
     parts = F.pad(parts, (0, edges[1] - 2 * w, 0, edges[0] - 2 * h))
-    return parts.contiguous(memory_format=torch.channels_last)
+    return to_channels_last(parts)
 
 
 @unpool_norm_back.register_fake
 def _(
-    dy: Tensor, at: Tensor, x: Tensor, v: Tensor, u: Tensor, activation: int, edges: list[int]
+    dy: Tensor, argmax: Tensor, x: Tensor, v: Tensor, u: Tensor, activation: int, edges: list[int]
 ) -> Tensor:
     empty = x.new_empty((*x.shape[:2], *edges))
-    return empty.contiguous(memory_format=torch.channels_last)
+    return to_channels_last(empty)
 
 
 @custom_op("phalanx::whiten", mutates_args=())
@@ -172,11 +170,11 @@ def whiten(x: Tensor, weight: Tensor, half: torch.dtype) -> Tensor:
     if fused is not None:
         return fused(x, weight, half)
     y = F.gelu(F.conv2d(x.to(half).float(), weight.to(half).float())).to(half)
-    return y.contiguous(memory_format=torch.channels_last)
+    return to_channels_last(y)
 
 
 @whiten.register_fake
 def _(x: Tensor, weight: Tensor, half: torch.dtype) -> Tensor:
     n, _, h, w = x.shape
     y = x.new_empty((n, len(weight), h - 1, w - 1), dtype=half)
-    return y.contiguous(memory_format=torch.channels_last)
+    return to_channels_last(y)

@@ -53,8 +53,8 @@ class ManualBackwardUnit(ABC):
         """The parameters, in the order of their gradients."""
 
     @abstractmethod
-    def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
-        """The output, and what the backward pass needs; factor: drop-path's, one per image."""
+    def run(self, x: Tensor, drop_path: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+        """The output, and what the backward pass needs; drop_path: from `prepare_noise`."""
 
     @abstractmethod
     def run_back(
@@ -62,21 +62,21 @@ class ManualBackwardUnit(ABC):
     ) -> Gradients:
         """Gradients from those of the output; that of the input only if needed."""
 
-    def find_factor(self, noise: Tensor) -> Tensor:
-        """The drop-path factor of each image, from its noise."""
+    def prepare_noise(self, noise: Tensor) -> Tensor:
+        """The noise of drop-path in the form that `run` takes: here a factor for each image."""
         rate = getattr(self._modules[0], "rate")  # noqa: B009 - blocks that drop have one
         return (noise.flatten() >= rate).float() / (1 - rate)
 
     def __call__(self, x: Tensor, noise: Tensor | None) -> Tensor:
         """The unit's output, with its carrier."""
-        is_plain = not all(norm.training for norm in self._norms)
-        if is_plain or (x.requires_grad and not self.casts_input):
+        uses_running = not all(norm.training for norm in self._norms)
+        if uses_running or (x.requires_grad and not self.casts_input):
             return self._run_modules(x, noise)
         carrier = getattr(x, _CARRIER, None)
         if self.casts_input:
             x = x.to(self.half).contiguous(memory_format=torch.channels_last)
-        factor = None if noise is None else self.find_factor(noise)
-        y, carrier = _UnitFunction.apply(self, x, carrier, factor, *self.parameters)
+        drop_path = None if noise is None else self.prepare_noise(noise)
+        y, carrier = _UnitFunction.apply(self, x, carrier, drop_path, *self.parameters)
         if self.takes_second:
             setattr(y, _CARRIER, carrier)
         return y
@@ -97,12 +97,12 @@ class _UnitFunction(torch.autograd.Function):
         unit: ManualBackwardUnit,
         x: Tensor,
         carrier: Tensor | None,
-        factor: Tensor | None,
+        drop_path: Tensor | None,
         *_parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """The output and its carrier."""
         with without_autocast(x):
-            y, saved = unit.run(x, factor)
+            y, saved = unit.run(x, drop_path)
         ctx.save_for_backward(*saved)
         ctx.unit, ctx.has_carrier = unit, carrier is not None
         ctx.set_materialize_grads(False)

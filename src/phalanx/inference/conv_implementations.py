@@ -18,6 +18,7 @@ from torch import Tensor
 from phalanx.kernels.choices import CHOICES, Launch, Tile, make_tiles
 from phalanx.kernels.fused import find_fused
 from phalanx.kernels.gpu import count_persistent_bytes, find_gpu
+from phalanx.kernels.image_layout import count_rows, to_image, to_rows
 
 NONE, RELU, SILU, RELU6, RAW = range(5)  # as in layers_fused; RAW: no bias either
 ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, F.relu, F.silu, F.relu6)
@@ -95,7 +96,7 @@ def count_blocks(rows: int, channels: int, tile: Tile) -> tuple[int, int]:
 
 def _shift_and_activate(raw: Tensor, bias: Tensor, add: Tensor | None, act: int) -> Tensor:
     """act(raw + bias + add), written over raw."""
-    rows, channels = raw.numel() // raw.shape[1], raw.shape[1]
+    rows, channels = count_rows(raw), raw.shape[1]
     if channels % 8 or not runs_kernels(raw) or not fits_32_bit_offsets(raw):
         y = raw.float() + bias[:, None, None]
         return ACTIVATIONS[act](y if add is None else y + add.float()).to(raw.dtype)
@@ -149,19 +150,19 @@ class Convolution:
         """All that apply, best first; our kernels write to `out`, libraries to new memory."""
         if not runs_kernels(self.x) or not fits_32_bit_offsets(self.x, out):
             return {"unfused": self._unfused}
-        x, geometry, wide = self.x, self.geometry, out.shape[1]
+        x, geometry, columns = self.x, self.geometry, out.shape[1]
         is_product = self._is_product
         by_library = x.is_cuda and self.gate is None and self.act in (NONE, RELU)
         large = self._is_large(out)
         implementations: dict[str, Callable[[], Tensor]] = {}
         if (
             x.shape[1] % 8 == 0
-            and wide % 8 == 0
+            and columns % 8 == 0
             and (geometry.groups == 1 or len(self.weights) > 1)
         ):
             implementations["implicit_gemm"] = lambda: self._by_implicit_gemm(out)
-        if is_product and large and self.gate is None and wide % 64 == 0:
-            if (rows_tile := self._find_rows_tile(wide)) is not None:
+        if is_product and large and self.gate is None and columns % 64 == 0:
+            if (rows_tile := self._find_rows_tile(columns)) is not None:
                 implementations["rows"] = lambda: self._by_rows(out, rows_tile)
             if x.shape[1] % 64 == 0 and find_gpu(x).has_tma:
                 implementations["tma"] = lambda: self._by_tma(out)
@@ -170,7 +171,7 @@ class Convolution:
         if by_library and self.act == RELU:
             implementations["cudnn"] = self._by_cudnn
         implementations["unfused"] = self._unfused
-        best = self._rank_implementations(large, is_product, out.numel() // wide)
+        best = self._rank_implementations(large, is_product, count_rows(out))
         return {
             name: implementations[name]
             for name in [*best, *implementations]
@@ -206,17 +207,17 @@ class Convolution:
         return self.x.shape[2:] == (1, 1)
 
     def _by_implicit_gemm(self, out: Tensor) -> Tensor:
-        grouped, wide, rows = self.geometry.groups > 1, out.shape[1], out.numel() // out.shape[1]
+        grouped, columns, rows = self.geometry.groups > 1, out.shape[1], count_rows(out)
         weight, nothing = self.weights[1 if grouped else 0], self.biases[0]
-        tile = self._choose_tile(rows, wide, large=self._is_large(out))
-        flags = self._view(wide) | self._flags | ({"C": tile["BN"]} if grouped else {})
+        tile = self._choose_tile(rows, columns, large=self._is_large(out))
+        flags = self._view(columns) | self._flags | ({"C": tile["BN"]} if grouped else {})
         shares = tile["SPLITS"] if tile["SPLITS"] > 1 else 0
-        part = torch.empty(shares * rows * wide, device=out.device)
+        part = torch.empty(shares * rows * columns, device=out.device)
         args = (
             *(self.x, weight, nothing, self._residual, nothing if self.gate is None else self.gate),
             *(out, part, find_split_counters(out.device), rows, *self.x.shape[2:], *out.shape[2:]),
         )
-        grid = (self._count_tiles(tile, rows, wide), tile["SPLITS"])
+        grid = (self._count_tiles(tile, rows, columns), tile["SPLITS"])
         gate = int(self.gate is not None)
         launch_kernel(
             "phalanx.inference.layers_fused.convolve",
@@ -238,63 +239,64 @@ class Convolution:
         """The residual; if there is none, a placeholder that no kernel reads."""
         return self.biases[0] if self.add is None else self.add
 
-    def _view(self, wide: int) -> dict[str, int]:
+    def _view(self, columns: int) -> dict[str, int]:
         """The windows as an implicit GEMM sees them: a row of a stem's blocks is contiguous."""
         channels, kernel, geometry = self.x.shape[1], self._kernel, self.geometry
         across = kernel
         if channels == STEM_CHANNELS and kernel > 1 and geometry == Geometry():
             channels, across = channels * kernel, 1
-        view = {"C": channels, "N": wide, "PITCH": self.x.shape[1], "KH": kernel, "KW": across}
+        view = {"C": channels, "N": columns, "PITCH": self.x.shape[1], "KH": kernel, "KW": across}
         return view | {"STRIDE": geometry.stride, "PAD": geometry.padding}
 
-    def _choose_tile(self, rows: int, wide: int, *, large: bool) -> Tile:
+    def _choose_tile(self, rows: int, columns: int, *, large: bool) -> Tile:
         if self.geometry.groups > 1:
             return _GROUPED_TILE if large else _SMALL_GROUPED_TILE
         if self.gate is not None:
-            return self._choose_gated(rows, wide)
-        if self._is_product and (large or rows * wide >= _MANY_RESULTS):
-            return self._choose_for_many(wide, large=large)
+            return self._choose_gated(rows, columns)
+        if self._is_product and (large or rows * columns >= _MANY_RESULTS):
+            return self._choose_for_many(columns, large=large)
         if large:
-            is_square = wide % 128 == 0 and self.add is None
-            return _NARROW if wide <= 32 else _SQUARE_TILE if is_square else _WHOLE
+            is_square = columns % 128 == 0 and self.add is None
+            return _NARROW if columns <= 32 else _SQUARE_TILE if is_square else _WHOLE
         best = 0
         if self._kernel == 1:
             best = 1 if rows >= 512 else 2 if self._depth >= 1024 else 0
         if rows < 512 and self._depth >= 2048:
             best = 4 if rows <= 64 and self._depth > 4096 else 3
         tile = SMALL_TILES[best]
-        return tile if tile["SPLITS"] == 1 or self._can_split(tile, rows, wide) else SMALL_TILES[0]
+        fits = tile["SPLITS"] == 1 or self._can_split(tile, rows, columns)
+        return tile if fits else SMALL_TILES[0]
 
-    def _choose_for_many(self, wide: int, *, large: bool) -> Tile:
+    def _choose_for_many(self, columns: int, *, large: bool) -> Tile:
         """The tile of a GEMM with many outputs: steps of 32 where one of 64 would be half empty."""
-        if wide <= 32:
+        if columns <= 32:
             return _NARROW
-        if large and wide % 128 == 0 and self.add is None and self._depth >= 192:
+        if large and columns % 128 == 0 and self.add is None and self._depth >= 192:
             return _SQUARE_TILE
         return _SHALLOW if (self._depth - 1) % 64 < 32 else _WHOLE
 
-    def _choose_gated(self, rows: int, wide: int) -> Tile:
+    def _choose_gated(self, rows: int, columns: int) -> Tile:
         """The tile of a gated GEMM; split-K where sums are long and tiles are few."""
-        tiles = self._count_tiles(_GATED_32, rows, wide)
-        if self._depth >= 16 * tiles and self._can_split(_GATED_SPLIT, rows, wide):
+        tiles = self._count_tiles(_GATED_32, rows, columns)
+        if self._depth >= 16 * tiles and self._can_split(_GATED_SPLIT, rows, columns):
             return _GATED_SPLIT
-        table = _NARROW_GATED if wide <= 32 else _WIDE_GATED
+        table = _NARROW_GATED if columns <= 32 else _WIDE_GATED
         best = next(tile for most, tile in table if tiles < most)
-        if best == _GATED_128 and min(rows // self.x.shape[0], wide) <= 64:
+        if best == _GATED_128 and min(rows // self.x.shape[0], columns) <= 64:
             return _GATED_64  # the larger one would be half empty
         return best
 
-    def _count_tiles(self, tile: Tile, rows: int, wide: int) -> int:
+    def _count_tiles(self, tile: Tile, rows: int, columns: int) -> int:
         """Tiles of a GEMM; with a gate, each tile belongs to one image."""
         images = 1 if self.gate is None else self.x.shape[0]
-        return images * -(-rows // images // tile["BM"]) * -(-wide // tile["BN"])
+        return images * -(-rows // images // tile["BM"]) * -(-columns // tile["BN"])
 
-    def _can_split(self, tile: Tile, rows: int, wide: int) -> bool:
+    def _can_split(self, tile: Tile, rows: int, columns: int) -> bool:
         """Whether with split-K each program has something to add up, and each tile a counter."""
-        blocks = self._count_tiles(tile, rows, wide)
+        blocks = self._count_tiles(tile, rows, columns)
         return tile["SPLITS"] * tile["BK"] <= self._depth and blocks <= _MOST_TILES
 
-    def _find_rows_tile(self, wide: int) -> Tile | None:
+    def _find_rows_tile(self, columns: int) -> Tile | None:
         """The best tile of `rows` that fits into the GPU's shared memory."""
         if self.x.shape[1] not in (64, 128, 256):
             return None
@@ -303,22 +305,22 @@ class Convolution:
             needed = count_persistent_bytes(
                 tile["BM"], tile["BN"], stages=tile["num_stages"], **sizes
             )
-            if wide % tile["BN"] == 0 and needed <= find_gpu(self.x).shared_memory:
+            if columns % tile["BN"] == 0 and needed <= find_gpu(self.x).shared_memory:
                 return tile
         return None
 
     def _by_rows(self, out: Tensor, tile: Tile) -> Tensor:
-        wide, channels, rows = out.shape[1], self.x.shape[1], out.numel() // out.shape[1]
-        blocks = wide // tile["BN"]
+        columns, channels, rows = out.shape[1], self.x.shape[1], count_rows(out)
+        blocks = columns // tile["BN"]
         programs = find_gpu(out).multiprocessors * tile["OCCUPANCY"] // blocks
         programs = max(1, min(programs, -(-rows // tile["BM"])))
-        args = (self.x, self.weights[0], self.biases[0], self._residual, out, rows, wide, programs)
+        operands = (self.x, self.weights[0], self.biases[0], self._residual, out)
         shape = {"BM": tile["BM"], "BN": tile["BN"], "DEPTH": tile["num_stages"]}
         shape |= {"num_warps": tile["num_warps"]}
         launch_kernel(
             "phalanx.inference.layers_fused.convolve_rows",
             (programs * blocks,),
-            args,
+            (*operands, rows, columns, programs),
             shape,
             K=channels,
             **self._flags,
@@ -328,15 +330,15 @@ class Convolution:
     def _by_tma(self, out: Tensor) -> Tensor:
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        wide, channels, rows = out.shape[1], self.x.shape[1], out.numel() // out.shape[1]
-        flat = self.x.permute(0, 2, 3, 1).reshape(rows, channels)
-        matrix = self.weights[0].reshape(wide, channels)
-        tile = next(tile for tile in _TMA_TILES if wide % tile["BN"] == 0)
-        blocks = -(-rows // tile["BM"]) * (wide // tile["BN"])
+        columns, channels, rows = out.shape[1], self.x.shape[1], count_rows(out)
+        flat = to_rows(self.x)
+        matrix = self.weights[0].reshape(columns, channels)
+        tile = next(tile for tile in _TMA_TILES if columns % tile["BN"] == 0)
+        blocks = -(-rows // tile["BM"]) * (columns // tile["BN"])
         programs = min(blocks, find_gpu(out).multiprocessors * tile["OCCUPANCY"])
         left = TensorDescriptor.from_tensor(flat, [tile["BM"], tile["BK"]])
         right = TensorDescriptor.from_tensor(matrix, [tile["BN"], tile["BK"]])
-        args = (left, right, self.biases[0], self._residual, out, rows, wide, channels, programs)
+        args = (left, right, self.biases[0], self._residual, out, rows, columns, channels, programs)
         shape = {name: value for name, value in tile.items() if name != "OCCUPANCY"}
         launch_kernel(
             "phalanx.inference.layers_fused.convolve_tma",
@@ -349,12 +351,10 @@ class Convolution:
         return out
 
     def _by_cublas(self) -> Tensor:
-        (images, channels, high, broad), wide = self.x.shape, self.weights[0].shape[0]
-        flat = self.x.permute(0, 2, 3, 1).reshape(-1, channels)
-        matrix, bias = self.weights[0].reshape(wide, channels).t(), self.biases[1]
+        flat, matrix, bias = to_rows(self.x), self.weights[0].flatten(1).t(), self.biases[1]
         multiply = torch._addmm_activation if self.act == RELU else torch.addmm
         out: Tensor = multiply(bias, flat, matrix)
-        return out.view(images, high, broad, wide).permute(0, 3, 1, 2)
+        return to_image(out, self.x)
 
     def _by_cudnn(self) -> Tensor:
         geometry, weight, bias = self.geometry, self.weights[0], self.biases[1]

@@ -12,8 +12,8 @@ from phalanx.kernels.image_layout import new_image
 def empty_result(x: Tensor, weights: Sequence[Tensor], geometry: Sequence[int]) -> Tensor:
     """An empty tensor for a convolution's output."""
     kernel, (stride, padding, *_) = weights[0].shape[2], geometry
-    high, wide = ((edge + 2 * padding - kernel) // stride + 1 for edge in x.shape[2:])
-    return new_image(x, weights[0].shape[0], high, wide)
+    height, width = ((edge + 2 * padding - kernel) // stride + 1 for edge in x.shape[2:])
+    return new_image(x, weights[0].shape[0], height, width)
 
 
 @torch.library.custom_op("phalanx::convolve_and_activate", mutates_args=())
@@ -42,17 +42,17 @@ convolve_and_activate.register_fake(
 )
 
 
-def expand_groups(weight: Tensor, groups: int, block: int = GROUPED_BLOCK) -> Tensor | None:
-    """The weights [O, C / groups, KS, KS] of a grouped convolution as [O, KS, KS, block].
+def expand_groups(weight: Tensor, groups: int) -> Tensor | None:
+    """The weights [O, C / groups, KS, KS] of a grouped convolution as [O, KS, KS, GROUPED_BLOCK].
 
-    Each output channel reads the `block` input channels of its own block, with zeros for those of
-    other groups. None if groups and blocks do not match.
+    Each output channel reads the input channels of its own block, with zeros for those of other
+    groups. None if groups and blocks do not match.
     """
-    wide, own, kernel, _ = weight.shape
-    if groups == 1 or wide != own * groups or wide % block or block % own:
+    (out_channels, each, kernel, _), block = weight.shape, GROUPED_BLOCK
+    if groups == 1 or out_channels != each * groups or out_channels % block or block % each:
         return None
-    out = weight.new_zeros(wide, kernel, kernel, block)
-    places = (torch.arange(wide, device=weight.device) % block) // own * own
-    index = places[:, None] + torch.arange(own, device=weight.device)
-    index = index[:, None, None, :].expand(wide, kernel, kernel, own)
+    out = weight.new_zeros(out_channels, kernel, kernel, block)
+    first = (torch.arange(out_channels, device=weight.device) % block) // each * each
+    index = first[:, None] + torch.arange(each, device=weight.device)
+    index = index[:, None, None, :].expand(out_channels, kernel, kernel, each)
     return out.scatter_(3, index, weight.permute(0, 2, 3, 1).contiguous())

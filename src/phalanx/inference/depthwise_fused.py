@@ -66,8 +66,8 @@ def depthwise_strips(
     total = tl.zeros((BM, BC), tl.float32)
     for block in range(part, tl.cdiv(strips, BM), PARTS):
         m = block * BM + tl.arange(0, BM)
-        high, wide, inside = (m // WO) * 4, m % WO, m < strips
-        top, left = high * STRIDE - PAD, wide * STRIDE - PAD
+        row, column, inside = (m // WO) * 4, m % WO, m < strips
+        top, left = row * STRIDE - PAD, column * STRIDE - PAD
         start = ((image * H + top) * W + left)[:, None] * C + c[None, :]
         zero = tl.zeros((BM, BC), tl.float32)
         accs = (zero, zero, zero, zero)
@@ -81,9 +81,9 @@ def depthwise_strips(
                 accs = _add_column(
                     accs, x, w, start, top, left, inside, c, okc, H, W, C, j, KS, STRIDE
                 )
-        offsets = ((image * HO + high) * WO + wide)[:, None] * C + c[None, :]
+        offsets = ((image * HO + row) * WO + column)[:, None] * C + c[None, :]
         for r in tl.static_range(4):
-            ok = inside & (high + r < HO)
+            ok = inside & (row + r < HO)
             total = _store_row(accs[r], shift, out, total, offsets + r * WO * C, ok, okc, ACT)
     tl.store(sums + (image * PARTS + part) * C + c, tl.sum(total, 0), mask=okc)
 

@@ -55,15 +55,15 @@ def convolve_depthwise(
         return _depthwise_reference(x, weights, bias, geometry, act)
     (images, channels), kernel, (stride, padding) = x.shape[:2], weights[1].shape[0], geometry
     out = empty_result(x, weights, geometry)
-    high, wide = out.shape[2:]
-    blocks, columns = count_blocks(-(-high // _STRIP) * wide, channels, _STRIP_TILE)
+    height, width = out.shape[2:]
+    blocks, columns = count_blocks(-(-height // _STRIP) * width, channels, _STRIP_TILE)
     programs, seen = images * columns * blocks, (_STRIP - 1) * stride + kernel
     parts = -(-blocks // max(1, programs // _MANY_PROGRAMS))  # fewer parts are faster to add up
     sums = torch.empty(images, parts, channels, device=x.device)
     launch_kernel(
         "phalanx.inference.depthwise_fused.depthwise_strips",
         (columns, images * parts),
-        (x, weights[1], bias, out, sums, *x.shape[2:], high, wide, channels // 8, parts),
+        (x, weights[1], bias, out, sums, *x.shape[2:], height, width, channels // 8, parts),
         _STRIP_TILE,
         KS=kernel,
         STRIDE=stride,

@@ -30,9 +30,8 @@ class FoldedUnit:
 
     layers: Sequence[FoldedLayer]
     run: Callable[[Tensor], Tensor]
-    prepare_images: Callable[[Tensor, Tensor | None], Tensor] | None = (
-        None  # of a stem: see `FoldedConv`
-    )
+    # of a stem: see `FoldedConv`
+    prepare_images: Callable[[Tensor, Tensor | None], Tensor] | None = None
 
 
 # --- blocks ---
@@ -86,37 +85,38 @@ def _fold_residual_pair(block: ResidualConvPair, types: LayerTypes) -> FoldedUni
 
 def _fold_depthwise(
     conv: FoldedConv, gate: nn.Module, last: FoldedConv, types: LayerTypes
-) -> FoldedUnit:
-    """The common part of inverted residual blocks: depthwise, squeeze-and-excite, projection."""
+) -> tuple[list[FoldedLayer], Callable[[Tensor, Tensor | None], Tensor]]:
+    """The common part of inverted residual blocks: depthwise, squeeze-and-excite, projection.
+
+    Returns its layers, and the function that runs them on x and adds a residual, if there is one.
+    """
     if not conv.is_depthwise:
         raise NotFoldable("a convolution of groups")
     if types.dtype == torch.bfloat16:
         raise NotFoldable("in bfloat16 its logits err up to twice as much as its modules'")
     excite = types.gate(gate) if isinstance(gate, SqueezeExcite) else None
 
-    def run(x: Tensor, add: Tensor | None = None) -> Tensor:
+    def run(x: Tensor, add: Tensor | None) -> Tensor:
         y, sums = conv.convolve_depthwise(x)
-        found = None if excite is None else excite(sums, y.shape[2] * y.shape[3])
-        return last(y, add=add, gate=found)
+        factors = None if excite is None else excite(sums, y.shape[2] * y.shape[3])
+        return last(y, add=add, gate=factors)
 
-    layers: list[FoldedLayer] = [conv, last] if excite is None else [conv, last, excite]
-    return FoldedUnit(layers, run)
+    return [conv, last, *([] if excite is None else [excite])], run
 
 
 def _fold_separable(block: DepthwiseSeparableConv, types: LayerTypes) -> FoldedUnit:
     conv = types.conv(block.conv_dw, block.bn1, block.act1)
     last = types.conv(block.conv_pw, block.bn2, nn.Identity())
-    unit, skips = _fold_depthwise(conv, block.se, last, types), block.skips
-    return FoldedUnit(unit.layers, lambda x: unit.run(x, x if skips else None))  # type: ignore[call-arg]
+    (layers, run), skips = _fold_depthwise(conv, block.se, last, types), block.skips
+    return FoldedUnit(layers, lambda x: run(x, x if skips else None))
 
 
 def _fold_inverted(block: InvertedResidual, types: LayerTypes) -> FoldedUnit:
     first = types.conv(block.conv_pw, block.bn1, block.act1)
     conv = types.conv(block.conv_dw, block.bn2, block.act2)
     last = types.conv(block.conv_pwl, block.bn3, nn.Identity())
-    unit, skips = _fold_depthwise(conv, block.se, last, types), block.skips
-    layers = [first, *unit.layers]
-    return FoldedUnit(layers, lambda x: unit.run(first(x), x if skips else None))  # type: ignore[call-arg]
+    (layers, run), skips = _fold_depthwise(conv, block.se, last, types), block.skips
+    return FoldedUnit([first, *layers], lambda x: run(first(x), x if skips else None))
 
 
 _BLOCKS: dict[type[nn.Module], Callable[..., FoldedUnit]] = {

@@ -45,7 +45,7 @@ class FoldedModel(nn.Module):
     @torch.no_grad()
     def __init__(self, model: UnitModel, types: LayerTypes) -> None:
         super().__init__()
-        self._dtype, self._live = types.dtype, (model,)  # in a tuple: not a submodule
+        self._dtype, self._original = types.dtype, (model,)  # in a tuple: not a submodule
         self._structure = _list_structure(model)
         self._units: dict[str, FoldedUnit] = {}
         self.unfolded_units: dict[str, str] = {}
@@ -55,16 +55,15 @@ class FoldedModel(nn.Module):
                 self._units[unit] = fold_unit(modules, types)
             except NotFoldable as found:
                 self.unfolded_units[unit] = str(found)
-        self._graphs: OrderedDict[_Size, _CapturedGraph | None] = (
-            OrderedDict()
-        )  # None: out of memory
+        # None: there was no memory for a graph of this size
+        self._graphs: OrderedDict[_Size, _CapturedGraph | None] = OrderedDict()
         self._pool: Any = None  # the memory pool that the graphs share: one runs at a time
 
     @torch.inference_mode(mode=False)
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the model's weights and statistics as they are now."""
-        self._live[0].eval()
+        self._original[0].eval()
         with _ONE_THREAD:
             for unit in self._units.values():
                 for layer in unit.layers:
@@ -73,7 +72,7 @@ class FoldedModel(nn.Module):
     @property
     def is_current(self) -> bool:
         """Whether the model still has the modules and hooks that it was folded with."""
-        return self._structure == _list_structure(self._live[0])
+        return self._structure == _list_structure(self._original[0])
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a normalised batch."""
@@ -86,7 +85,7 @@ class FoldedModel(nn.Module):
             return torch.cat([run(part) for part in images.split(most)])
 
     def _run(self, x: Tensor) -> Tensor:
-        model = self._live[0]
+        model = self._original[0]
         for unit in model.units:
             if unit in self._units:
                 x = self._units[unit].run(x)

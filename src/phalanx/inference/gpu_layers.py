@@ -116,8 +116,9 @@ class _GpuLinear:
 
     def _find_biases(self) -> list[Tensor]:
         bias = self._linear.bias
-        wide = self._linear.weight.detach()[:, 0].float() * 0 if bias is None else bias.detach()
-        return [wide.float(), wide.to(self._half)]
+        if bias is None:
+            bias = torch.zeros_like(self._linear.weight[:, 0], dtype=torch.float32)
+        return [bias.detach().float(), bias.detach().to(self._half)]
 
     def refresh(self) -> None:
         biases = self._find_biases()

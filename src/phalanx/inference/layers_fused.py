@@ -72,8 +72,8 @@ def _find_corners(m, H, W, HO, WO, TAPS: tl.constexpr, STRIDE: tl.constexpr, PAD
     """Row, column and index of the first pixel of each output's window; of a plain GEMM, m."""
     top, left, offsets = m, m, m
     if (TAPS > 1) | (STRIDE > 1) | (PAD > 0):
-        image, h, wide = m // (HO * WO), (m // WO) % HO, m % WO
-        top, left = h * STRIDE - PAD, wide * STRIDE - PAD
+        image, h, w = m // (HO * WO), (m // WO) % HO, m % WO
+        top, left = h * STRIDE - PAD, w * STRIDE - PAD
         offsets = (image * H + top) * W + left
     return top, left, offsets
 

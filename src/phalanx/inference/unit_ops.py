@@ -62,8 +62,8 @@ space_to_depth.register_fake(lambda x, out, padding: None)
 
 def empty_space_to_depth(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
     """An empty tensor for `space_to_depth` of a batch of images."""
-    high, wide = ((edge + 1) // 2 + sum(padding) for edge in x.shape[2:])
-    return new_image(x, STEM_CHANNELS, high, wide, dtype=half)
+    height, width = ((edge + 1) // 2 + sum(padding) for edge in x.shape[2:])
+    return new_image(x, STEM_CHANNELS, height, width, dtype=half)
 
 
 def rearrange_stem_weight(weight: Tensor) -> tuple[Tensor, tuple[int, int]]:
@@ -72,16 +72,16 @@ def rearrange_stem_weight(weight: Tensor) -> tuple[Tensor, tuple[int, int]]:
     Returns [O, 16, T, T] for a convolution of stride 1 without padding, and the blocks of zeros
     that the image needs before and after.
     """
-    wide, colours, kernel, _ = weight.shape
+    out_channels, colours, kernel, _ = weight.shape
     reach = kernel // 2
     before, after = -(-reach // 2), reach // 2
     taps = before + after + 1
     shift_by = 2 * before - reach  # of the window within its blocks
-    grown = weight.new_zeros(wide, colours, 2 * taps, 2 * taps)
+    grown = weight.new_zeros(out_channels, colours, 2 * taps, 2 * taps)
     grown[:, :, shift_by : shift_by + kernel, shift_by : shift_by + kernel] = weight
-    blocks = grown.view(wide, colours, taps, 2, taps, 2).permute(0, 3, 5, 1, 2, 4)
-    out = weight.new_zeros(wide, STEM_CHANNELS, taps, taps)
-    out[:, : 4 * colours] = blocks.reshape(wide, 4 * colours, taps, taps)
+    blocks = grown.view(out_channels, colours, taps, 2, taps, 2).permute(0, 3, 5, 1, 2, 4)
+    out = weight.new_zeros(out_channels, STEM_CHANNELS, taps, taps)
+    out[:, : 4 * colours] = blocks.reshape(out_channels, 4 * colours, taps, taps)
     return out.contiguous(memory_format=torch.channels_last), (before, after)
 
 
@@ -110,8 +110,8 @@ activate_and_pool.register_fake(lambda x, bias, act: _empty_pooled(x))
 
 
 def _empty_pooled(x: Tensor) -> Tensor:
-    high, wide = ((edge + 1) // 2 for edge in x.shape[2:])
-    return new_image(x, x.shape[1], high, wide)
+    height, width = ((edge + 1) // 2 for edge in x.shape[2:])
+    return new_image(x, x.shape[1], height, width)
 
 
 # --- the head ---
@@ -120,7 +120,7 @@ def _empty_pooled(x: Tensor) -> Tensor:
 @torch.library.custom_op("phalanx::average_pixels", mutates_args=())
 def average_pixels(x: Tensor) -> Tensor:
     """The mean over the pixels of channels_last images, [N, C]."""
-    images, channels, high, wide = x.shape
+    images, channels, height, width = x.shape
     if not runs_kernels(x) or not fits_32_bit_offsets(x) or channels % 8:
         return x.mean((2, 3))
     out = x.new_empty(images, channels)
@@ -128,7 +128,7 @@ def average_pixels(x: Tensor) -> Tensor:
     launch_kernel(
         "phalanx.inference.layers_fused.average_pixels",
         grid,
-        (x, out, high * wide, channels // 8),
+        (x, out, height * width, channels // 8),
         _IMAGE_TILE,
     )
     return out

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from phalanx.kernels.fused import find_fused_for
+from phalanx.kernels.image_layout import to_rows
 
 NONE, RELU, SILU, RELU6, GELU = 0, 1, 2, 3, 4  # activations
 
@@ -38,9 +39,9 @@ def norm_vectors(
     fused = find_fused_for(x, "phalanx.kernels.norm_finish_fused.norm_vectors_fused")
     if fused is not None:
         return fused(x, affine, running, eps, momentum)
-    rows = flatten_pixels(x).float()
+    rows = to_rows(x).float()
     variance, mean = torch.var_mean(rows, 0, correction=0)
-    return _finish_reference(mean, variance, affine, running, (len(rows), eps, momentum))
+    return finish_statistics(mean, variance, affine, running, len(rows), eps, momentum)
 
 
 @norm_vectors.register_fake
@@ -63,8 +64,7 @@ def finish_vectors(
         return fused(sums, affine, running, count, eps, momentum)
     total, square = sums.double().sum(1) / count
     variance = (square - total * total).clamp_min(0)
-    vectors = total.float(), variance.float()
-    return _finish_reference(*vectors, affine, running, (count, eps, momentum))
+    return finish_statistics(total.float(), variance.float(), affine, running, count, eps, momentum)
 
 
 @finish_vectors.register_fake
@@ -74,24 +74,24 @@ def _(
     return sums.new_empty((4, sums.shape[2]))
 
 
-def _finish_reference(
+def finish_statistics(
     mean: Tensor,
     variance: Tensor,
     affine: list[Tensor],
     running: list[Tensor],
-    sizes: tuple[int, float, float],
+    count: int,
+    eps: float,
+    momentum: float,
 ) -> Tensor:
-    """v from a mean and a variance; updates the running statistics as torch does."""
-    count, eps, momentum = sizes
-    weight, bias = (tensor.float() for tensor in affine)
+    """v from the mean and variance of `count` pixels; updates running statistics as torch does."""
     rstd = torch.rsqrt(variance + eps)
     if running:
         running[0].lerp_(mean.to(running[0].dtype), momentum)
         unbiased = variance * (count / max(count - 1, 1))
         running[1].lerp_(unbiased.to(running[1].dtype), momentum)
         running[2].add_(1)
-    scale = weight * rstd
-    return torch.stack([mean, rstd, scale, bias - mean * scale])
+    scale = affine[0] * rstd
+    return torch.stack([mean, rstd, scale, affine[1] - mean * scale])
 
 
 @custom_op("phalanx::apply_norm", mutates_args=())
@@ -111,7 +111,7 @@ def apply_norm(
     """
     fused = find_fused_for(x, "phalanx.kernels.norm_passes_fused.apply_norm_fused")
     if fused is not None:
-        return fused(x, v, activation, (residual, residual_v, factor), last=add_last)
+        return fused(x, v, activation, residual, factor, residual_v, add_last)
     value, by = normalise(x, v), broadcast_images(factor, x)
     value = (_activate(value, activation) if add_last else value) * by
     if residual is not None:
@@ -194,7 +194,7 @@ def finish_back(sums: Tensor, v: Tensor, count: int) -> Tensor:
     if fused is not None:
         return fused(sums, v, count)
     dbeta, product = sums.double().sum(1)
-    return _backward_vectors(dbeta.float(), (product - v[0] * dbeta).float(), v, count)
+    return backward_vectors(dbeta.float(), (product - v[0] * dbeta).float(), v, count)
 
 
 @finish_back.register_fake
@@ -226,12 +226,12 @@ def _(
 
 def _reduce_reference(gradient: Tensor, x: Tensor, v: Tensor) -> Tensor:
     """u from a float32 gradient."""
-    rows = flatten_pixels(gradient)
-    product = (rows * (flatten_pixels(x).float() - v[0])).sum(0)
-    return _backward_vectors(rows.sum(0), product, v, len(rows))
+    rows = to_rows(gradient)
+    product = (rows * (to_rows(x).float() - v[0])).sum(0)
+    return backward_vectors(rows.sum(0), product, v, len(rows))
 
 
-def _backward_vectors(dbeta: Tensor, product: Tensor, v: Tensor, count: int) -> Tensor:
+def backward_vectors(dbeta: Tensor, product: Tensor, v: Tensor, count: int) -> Tensor:
     """u from the sums of the gradient and of gradient * (x - mean)."""
     mean, rstd, scale, _ = v
     dgamma = product * rstd
@@ -242,17 +242,12 @@ def _backward_vectors(dbeta: Tensor, product: Tensor, v: Tensor, count: int) -> 
 # --- shared by both ---
 
 
-def flatten_pixels(x: Tensor) -> Tensor:
-    """[N, C, H, W] as a matrix [pixels, C]; [N, C] as it is."""
-    return x if x.ndim == 2 else x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
-
-
 def pack_signs(x: Tensor) -> Tensor:
     """x > 0 with one bit per element: uint8 [pixels, C / 8]; C is a multiple of 64.
 
     Bit i of byte j is channel 8 i + j of 64: one thread holds all eight in a GEMM's accumulator.
     """
-    kept = (flatten_pixels(x) > 0).view(-1, x.shape[1] // 64, 8, 8).int()
+    kept = (to_rows(x) > 0).view(-1, x.shape[1] // 64, 8, 8).int()
     places = torch.arange(8, device=x.device)[:, None]
     return (kept << places).sum(2).view(-1, x.shape[1] // 8).to(torch.uint8)
 

@@ -101,7 +101,7 @@ class _Recording:
     launches: dict[Any, Launch] = field(default_factory=dict)
 
     @property
-    def has_this_thread(self) -> bool:
+    def records_this_thread(self) -> bool:
         if self.thread is None:
             return False
         in_backward = torch._C._current_graph_task_id() >= 0  # in one of autograd's threads
@@ -135,7 +135,7 @@ class KernelChoices:
 
     def launch_fastest(self, launches: Sequence[Launch]) -> Launch:
         """Run the fastest of several launches of the same work; returns it."""
-        if self._recording.has_this_thread:
+        if self._recording.records_this_thread:
             for launch in launches:
                 self._recording.launches[launch.compile_key] = launch.without_memory()
             return launches[0]
@@ -145,7 +145,7 @@ class KernelChoices:
 
     def run_fastest(self, key: str, implementations: Implementations) -> Any:
         """The result of the fastest of several implementations."""
-        if self._recording.has_this_thread:
+        if self._recording.records_this_thread:
             first, *_ = [run() for run in implementations.values()]  # all of them must be compiled
             return first
         return implementations[self.find_fastest(key, implementations)]()
@@ -155,7 +155,7 @@ class KernelChoices:
 
         What is timed must have no side effects: no running statistics are given to be updated.
         """
-        if not self._recording.has_this_thread:
+        if not self._recording.records_this_thread:
             return self.find_fastest(key, implementations)
         for run in implementations.values():  # all of them must be compiled
             run()

@@ -226,10 +226,10 @@ def finish_gradient_norm(  # type: ignore[no-untyped-def]
     scale = tl.load(loss_scale)
     velocity_scale = scale / tl.load(settings + _VELOCITY_RATIO)
     squares, clipped = _sum_blocks(sums, blocks, MANY)
-    norm, length = tl.sqrt(squares).to(tl.float32), tl.sqrt(clipped).to(tl.float32)
-    longest = tl.load(settings + _CLIP_NORM).to(tl.float32)
-    ratio = tl.div_rn(1.0, length + 1e-6) * longest  # as torch divides a number by a tensor
-    ratio = tl.where((longest == 0) | (ratio > 1), 1.0, ratio)
+    norm, clipped_norm = tl.sqrt(squares).to(tl.float32), tl.sqrt(clipped).to(tl.float32)
+    limit = tl.load(settings + _CLIP_NORM).to(tl.float32)
+    ratio = tl.div_rn(1.0, clipped_norm + 1e-6) * limit  # as torch divides a number by a tensor
+    ratio = tl.where((limit == 0) | (ratio > 1), 1.0, ratio)
     finite = tl.abs(norm) < float("inf")
     if ADAPTS:
         updated = finite

@@ -55,7 +55,7 @@ def reduce_group_norm(
     """u [5, N, C] of a norm, from the gradient dy of its activation's output."""
     fused = find_fused_for(x, "phalanx.kernels.norm_finish_fused.reduce_group_norm_fused")
     if fused is not None:
-        return fused((dy, None, x, None, factor), v, groups, activation, out=False)[1]
+        return fused(dy, x, v, groups, activation, factor)
     gradient = dy.float() * find_derivative(normalise(x, v), activation)
     return _reduce_reference(gradient * broadcast_images(factor, x), x, v, groups)
 
@@ -83,10 +83,9 @@ def reduce_group_norm_gated(
     factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The gradient dy + second masked by the gate, and u, as for a batch norm."""
-    fused = find_fused_for(x, "phalanx.kernels.norm_finish_fused.reduce_group_norm_fused")
+    fused = find_fused_for(x, "phalanx.kernels.norm_finish_fused.reduce_group_norm_gated_fused")
     if fused is not None:
-        passed, u = fused((dy, second, x, gate, factor), v, groups, 0, out=True)
-        return passed, u
+        return fused(dy, x, v, groups, gate, second, factor)
     gradient = dy.float() if second is None else dy.float() + second.float()
     is_open = unpack_signs(gate, x) if gate.dtype == torch.uint8 else gate > 0
     gradient = gradient * is_open

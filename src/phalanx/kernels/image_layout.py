@@ -13,8 +13,8 @@ def count_rows(x: Tensor) -> int:
 
 
 def to_rows(x: Tensor) -> Tensor:
-    """Images as a matrix [pixels, channels]."""
-    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+    """Images as a matrix [pixels, channels]; [N, C] as it is."""
+    return x if x.ndim == 2 else x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
 
 
 def to_image(rows: Tensor, like: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def new_floats(*shape: int, like: Tensor) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
-def count_groups(rows: int, channels: int) -> int:
+def count_row_programs(rows: int, channels: int) -> int:
     """How many programs share the rows of images; each writes one row of partial sums."""
     return max(1, min(MULTIPROCESSORS * 8 * 64 // channels, -(-rows // 128)))
 

@@ -1,6 +1,7 @@
 """The vectors of batch norm and group norm from partial sums over pixels, in Triton.
 
-Partial sums are [2, G, C] for a batch norm, [2, G, images, C] for a group norm.
+Partial sums are [2, G, C] for a batch norm, [2, G, images, C] for a group norm; each of the G
+programs that computed them wrote a row.
 """
 # ruff: noqa: PLR0913, PLR0917  (kernels take pointers and sizes one by one)
 # mypy: disable-error-code="no-untyped-def"
@@ -10,7 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phalanx.kernels.batch_norm import NONE
 from phalanx.kernels.choices import CHOICES, Tile, make_tiles
+from phalanx.kernels.image_layout import count_rows
 from phalanx.kernels.norm_passes_fused import find_offsets, sum_gradients, sum_statistics
 
 # one tile each: timing would repeat a kernel that updates running statistics
@@ -35,7 +38,7 @@ def _add_partials(s, c, C, G, BG: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
-def _update_running(running_mean, running_var, batches, c, mean, var, M, C, momentum):
+def update_running(running_mean, running_var, batches, c, mean, var, M, C, momentum):
     """Update the running statistics as torch does."""
     ok = c < C
     old = tl.load(running_mean + c, mask=ok, other=0.0).to(tl.float32)
@@ -71,17 +74,15 @@ def _finish_statistics(
     tl.store(v + 2 * C + c, scale, mask=ok)
     tl.store(v + 3 * C + c, shift, mask=ok)
     if RUNNING:
-        _update_running(running_mean, running_var, batches, c, mean, var, M, C, momentum)
+        update_running(running_mean, running_var, batches, c, mean, var, M, C, momentum)
 
 
 @triton.jit
-def _finish_gradients(s, v, u, M, C, G, CENTRED: tl.constexpr, BG: tl.constexpr, BC: tl.constexpr):
-    """u from partial sums; CENTRED: of gradient * (x - mean), else of gradient * x."""
-    c = tl.program_id(0) * BC + tl.arange(0, BC)
+def store_backward_vectors(v, u, c, C, M, dbeta, product, CENTRED: tl.constexpr):
+    """u from the sums of the gradient and, CENTRED, of gradient * (x - mean), else gradient * x."""
     ok = c < C
     mean, rstd = tl.load(v + c, mask=ok, other=0.0), tl.load(v + C + c, mask=ok, other=0.0)
     scale = tl.load(v + 2 * C + c, mask=ok, other=0.0)
-    dbeta, product = _add_partials(s, c, C, G, BG, BC)
     if not CENTRED:
         product -= mean * dbeta
     dgamma = product * rstd
@@ -93,17 +94,25 @@ def _finish_gradients(s, v, u, M, C, G, CENTRED: tl.constexpr, BG: tl.constexpr,
     tl.store(u + 4 * C + c, slope * mean - scale * dbeta / M, mask=ok)
 
 
-def _find_tiles(groups: int) -> list[Tile]:
-    """The tiles for so many rows of partial sums."""
-    return _LONG_TILES if groups > _LONG else _TILES
+@triton.jit
+def _finish_gradients(s, v, u, M, C, G, CENTRED: tl.constexpr, BG: tl.constexpr, BC: tl.constexpr):
+    """u from partial sums."""
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    dbeta, product = _add_partials(s, c, C, G, BG, BC)
+    store_backward_vectors(v, u, c, C, M, dbeta, product, CENTRED)
+
+
+def _find_tiles(rows: int) -> list[Tile]:
+    """The tiles for that many rows of partial sums."""
+    return _LONG_TILES if rows > _LONG else _TILES
 
 
 def norm_vectors_fused(
     x: Tensor, affine: list[Tensor], running: list[Tensor], eps: float, momentum: float
 ) -> Tensor:
     """v of x; updates the running statistics."""
-    sums, pixels = sum_statistics(x, by_image=False), x.numel() // x.shape[1]
-    return _finish(sums, x, affine, running, (pixels, eps, momentum))
+    sums = sum_statistics(x, by_image=False)
+    return _finish(sums, x, affine, running, count_rows(x), eps, momentum)
 
 
 def finish_vectors_fused(
@@ -115,7 +124,7 @@ def finish_vectors_fused(
     momentum: float,
 ) -> Tensor:
     """v from partial sums."""
-    return _finish(sums, None, affine, running, (count, eps, momentum))
+    return _finish(sums, None, affine, running, count, eps, momentum)
 
 
 def _finish(
@@ -123,13 +132,15 @@ def _finish(
     first: Tensor | None,
     affine: list[Tensor],
     running: list[Tensor],
-    sizes: tuple[int, float, float],
+    count: int,
+    eps: float,
+    momentum: float,
 ) -> Tensor:
     """v from partial sums of x, or of x minus its first pixel if `first` is given."""
-    (count, eps, momentum), (_, groups, channels) = sizes, sums.shape
+    _, rows, channels = sums.shape
     v = torch.empty((4, channels), device=sums.device)
-    args = (sums, first, *affine, *(running or (None, None, None)), v, count, channels, groups)
-    args, tiles = (*args, eps, momentum), _find_tiles(groups)
+    args = (sums, first, *affine, *(running or (None, None, None)), v, count, channels, rows)
+    args, tiles = (*args, eps, momentum), _find_tiles(rows)
     grid = lambda tile: (triton.cdiv(channels, tile["BC"]),)  # noqa: E731
     CHOICES.run(_finish_statistics, grid, args, tiles, RUNNING=bool(running))
     return v
@@ -139,17 +150,17 @@ def reduce_norm_fused(
     dy: Tensor, x: Tensor, v: Tensor, activation: int, factor: Tensor | None
 ) -> Tensor:
     """u of a batch norm."""
-    sums = sum_gradients((dy, None, x, None, factor), v, None, activation)
-    return finish_gradients(sums, v, x.numel() // x.shape[1])
+    sums = sum_gradients(dy, x, v, activation, factor=factor)
+    return finish_gradients(sums, v, count_rows(x))
 
 
 def reduce_norm_gated_fused(
     dy: Tensor, x: Tensor, v: Tensor, gate: Tensor, second: Tensor | None, factor: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The gated gradient, and u."""
-    out = torch.empty_like(dy)
-    sums = sum_gradients((dy, second, x, gate, factor), v, out, 0)
-    return out, finish_gradients(sums, v, x.numel() // x.shape[1])
+    gated = torch.empty_like(dy)
+    sums = sum_gradients(dy, x, v, NONE, factor=factor, second=second, gate=gate, out=gated)
+    return gated, finish_gradients(sums, v, count_rows(x))
 
 
 def finish_back_fused(sums: Tensor, v: Tensor, count: int) -> Tensor:
@@ -159,11 +170,11 @@ def finish_back_fused(sums: Tensor, v: Tensor, count: int) -> Tensor:
 
 def finish_gradients(sums: Tensor, v: Tensor, count: int, *, centred: bool = True) -> Tensor:
     """u from partial sums."""
-    _, groups, channels = sums.shape
+    _, rows, channels = sums.shape
     u = torch.empty((5, channels), device=sums.device)
-    args = (sums, v, u, count, channels, groups)
+    args = (sums, v, u, count, channels, rows)
     grid = lambda tile: (triton.cdiv(channels, tile["BC"]),)  # noqa: E731
-    CHOICES.run(_finish_gradients, grid, args, _find_tiles(groups), CENTRED=centred)
+    CHOICES.run(_finish_gradients, grid, args, _find_tiles(rows), CENTRED=centred)
     return u
 
 
@@ -264,12 +275,23 @@ def _find_blocks(groups: list[int]) -> dict[str, int]:
 
 
 def reduce_group_norm_fused(
-    tensors: tuple[Tensor | None, ...], v: Tensor, groups: list[int], activation: int, *, out: bool
-) -> tuple[Tensor | None, Tensor]:
-    """The gated gradient (None unless `out`), and u of a group norm."""
-    dy, _, x, _, _ = tensors
-    assert dy is not None and x is not None
-    passed = torch.empty_like(dy) if out else None
-    sums = sum_gradients(tensors, v, passed, activation)
-    pixels = x.numel() // x.shape[0] // x.shape[1]
-    return passed, finish_group_gradients(sums, v, groups, pixels)
+    dy: Tensor, x: Tensor, v: Tensor, groups: list[int], activation: int, factor: Tensor | None
+) -> Tensor:
+    """u of a group norm."""
+    sums = sum_gradients(dy, x, v, activation, factor=factor)
+    return finish_group_gradients(sums, v, groups, count_rows(x[:1]))
+
+
+def reduce_group_norm_gated_fused(
+    dy: Tensor,
+    x: Tensor,
+    v: Tensor,
+    groups: list[int],
+    gate: Tensor,
+    second: Tensor | None,
+    factor: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The gated gradient, and u of a group norm."""
+    gated = torch.empty_like(dy)
+    sums = sum_gradients(dy, x, v, NONE, factor=factor, second=second, gate=gate, out=gated)
+    return gated, finish_group_gradients(sums, v, groups, count_rows(x[:1]))

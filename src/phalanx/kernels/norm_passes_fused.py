@@ -18,11 +18,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phalanx.kernels import batch_norm
 from phalanx.kernels.choices import CHOICES, Tile, make_tiles
+from phalanx.kernels.image_layout import MULTIPROCESSORS
 
 _NARROW_TILES = make_tiles("BM BC", (64, 32, 4, 3), (128, 32, 4, 3))
 _TILES = make_tiles("BM BC", (32, 64, 4, 3), (64, 64, 4, 3), (16, 128, 4, 3), (32, 128, 8, 3))
-_MULTIPROCESSORS = 132  # of an H100 or H200
+# the activations of batch_norm.py as constexpr, so that kernels can read them
+_NONE, _RELU = tl.constexpr(batch_norm.NONE), tl.constexpr(batch_norm.RELU)
+_SILU, _RELU6 = tl.constexpr(batch_norm.SILU), tl.constexpr(batch_norm.RELU6)
+GELU = tl.constexpr(batch_norm.GELU)
 
 
 # --- shared by the kernels ---
@@ -58,13 +63,13 @@ def _load_factor(factor, m, M, PIXELS):
 @triton.jit
 def activate(value, ACT: tl.constexpr):
     """The activation; NaN stays NaN."""
-    if (ACT == 1) | (ACT == 3):
+    if (ACT == _RELU) | (ACT == _RELU6):
         value = tl.where(value < 0, 0.0, value)
-    if ACT == 2:
+    if ACT == _SILU:
         value = value * tl.sigmoid(value)
-    if ACT == 3:
+    if ACT == _RELU6:
         value = tl.where(value > 6, 6.0, value)
-    if ACT == 4:
+    if ACT == GELU:
         value = 0.5 * value * (1 + tl.erf(value * 0.7071067811865476))
     return value
 
@@ -72,24 +77,31 @@ def activate(value, ACT: tl.constexpr):
 @triton.jit
 def activate_back(d, value, ACT: tl.constexpr):
     """The gradient of the activation's input `value`, from that of its output."""
-    if ACT == 1:
+    if ACT == _RELU:
         d = tl.where(value > 0, d, 0.0)
-    if ACT == 2:
+    if ACT == _SILU:
         gate = tl.sigmoid(value)
         d = d * gate * (1 + value * (1 - gate))
-    if ACT == 3:
+    if ACT == _RELU6:
         d = tl.where((value > 0) & (value < 6), d, 0.0)
-    if ACT == 4:
+    if ACT == GELU:
         density = tl.exp(-0.5 * value * value) * 0.3989422804014327
         d = d * (0.5 * (1 + tl.erf(value * 0.7071067811865476)) + value * density)
     return d
 
 
 @triton.jit
-def _unpack_signs(packed, BM: tl.constexpr, BC: tl.constexpr):
+def unpack_signs(packed, BM: tl.constexpr, BC: tl.constexpr):
     """The bits packed by phalanx.kernels.batch_norm.pack_signs, as 0 and 1."""
     packed = tl.reshape(packed.to(tl.int32), (BM, BC // 64, 1, 8))
     return tl.reshape((packed >> tl.arange(0, 8)[None, None, :, None]) & 1, (BM, BC))
+
+
+@triton.jit
+def sum_rows_by_thread(acc, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr):
+    """A product [BM, BN] summed over the rows that one thread holds of it: [WARPS, 8, BN]."""
+    parts = tl.reshape(acc, (BM // (16 * WARPS), WARPS, 2, 8, BN))
+    return tl.sum(tl.sum(parts, 2), 0)
 
 
 @triton.jit
@@ -177,7 +189,7 @@ def _sum_gradients(
             b = tl.program_id(0) * (BC // 8) + tl.arange(0, BC // 8)
             at, there = find_offsets(m, b, M, C // 8, WIDE)
             packed = tl.load(gate + before // 8 + at, mask=there, other=0)
-            d = tl.where(_unpack_signs(packed, BM, BC) > 0, d, 0.0)
+            d = tl.where(unpack_signs(packed, BM, BC) > 0, d, 0.0)
         else:
             d = tl.where(tl.load(gate + before + o, mask=ok, other=0.0) > 0, d, 0.0)
         if out is not None:
@@ -200,7 +212,7 @@ def _apply_back(
     before = find_first_pixel(M) * C
     d = tl.load(dy + before + o, mask=ok, other=0.0).to(tl.float32)
     value = tl.load(x + before + o, mask=ok, other=0.0).to(tl.float32)
-    if ACT != 0:
+    if ACT != _NONE:
         d = activate_back(d, value * load_row(v, 2, c, C, R) + load_row(v, 3, c, C, R), ACT)
     if factor is not None:
         d *= _load_factor(factor, m, M, PIXELS)
@@ -213,12 +225,12 @@ def _apply_back(
 
 @dataclass(frozen=True)
 class NormSizes:
-    """The sizes of a launch."""
+    """The sizes of a launch: a batch norm takes the pixels of all images as those of one."""
 
     images: int  # of a group norm; 1 for a batch norm
-    pixels: int  # of each
+    pixels: int  # of each of these images
     channels: int
-    each: int  # pixels of one image of the batch
+    image_pixels: int  # of one image of the batch
     wide: bool  # offsets need 64 bits
 
     @property
@@ -227,9 +239,9 @@ class NormSizes:
         return self.images * self.channels
 
     @property
-    def groups(self) -> int:
+    def programs(self) -> int:
         """Programs that share the pixels of a sum."""
-        most = _MULTIPROCESSORS * 8 * 64 // max(self.row, 64)
+        most = MULTIPROCESSORS * 8 * 64 // max(self.row, 64)
         return max(1, min(most, triton.cdiv(self.pixels, 128)))
 
     @property
@@ -242,7 +254,7 @@ class NormSizes:
     @property
     def by_channels(self) -> Callable[[Tile], tuple[int, ...]]:
         """The grid of a sum over pixels."""
-        return lambda t: (triton.cdiv(self.channels, t["BC"]), self.groups, self.images)
+        return lambda t: (triton.cdiv(self.channels, t["BC"]), self.programs, self.images)
 
     @property
     def by_pixels(self) -> Callable[[Tile], tuple[int, ...]]:
@@ -255,50 +267,64 @@ class NormSizes:
 
     def new_sums(self, like: Tensor) -> Tensor:
         """An empty tensor for two rows of partial sums per program."""
-        return torch.empty((2, self.groups, self.row), device=like.device)
+        return torch.empty((2, self.programs, self.row), device=like.device)
 
 
 def find_sizes(x: Tensor, *, by_image: bool) -> NormSizes:
     """The sizes of a launch over x."""
     images, channels = x.shape[:2]
-    each = x.numel() // channels // images
-    own = images if by_image else 1
-    wide = x.numel() // own >= 2**31
-    return NormSizes(own, each * images // own, channels, each, wide)
+    image_pixels = x.numel() // channels // images
+    if not by_image:
+        return NormSizes(1, image_pixels * images, channels, image_pixels, x.numel() >= 2**31)
+    wide = x.numel() // images >= 2**31
+    return NormSizes(images, image_pixels, channels, image_pixels, wide)
 
 
 def sum_statistics(x: Tensor, *, by_image: bool) -> Tensor:
     """Partial sums [2, any, C or images * C] of x minus its first pixel, and of the squares."""
     sizes = find_sizes(x, by_image=by_image)
     sums = sizes.new_sums(x)
-    args = (x, sums, sizes.pixels, sizes.channels, sizes.row, sizes.groups)
+    args = (x, sums, sizes.pixels, sizes.channels, sizes.row, sizes.programs)
     CHOICES.run(_sum_statistics, sizes.by_channels, args, sizes.tiles, WIDE=sizes.wide)
     return sums
 
 
 def apply_norm_fused(
-    x: Tensor, v: Tensor, activation: int, added: tuple[Tensor | None, ...], *, last: bool
+    x: Tensor,
+    v: Tensor,
+    activation: int,
+    residual: Tensor | None,
+    factor: Tensor | None,
+    residual_v: Tensor | None,
+    add_last: bool,
 ) -> Tensor:
-    """The norm's output; added: the residual, the residual's v, and the factor."""
+    """`phalanx.kernels.batch_norm.apply_norm`."""
     sizes, y = find_sizes(x, by_image=v.ndim == 3), torch.empty_like(x)
-    args = (x, *added, v, y, sizes.pixels, sizes.channels, sizes.row, sizes.each)
-    flags = {"ACT": activation, "LAST": last, "WIDE": sizes.wide}
+    numbers = (sizes.pixels, sizes.channels, sizes.row, sizes.image_pixels)
+    args = (x, residual, residual_v, factor, v, y, *numbers)
+    flags = {"ACT": activation, "LAST": add_last, "WIDE": sizes.wide}
     CHOICES.run(_apply, sizes.by_pixels, args, sizes.tiles, **flags)
     return y
 
 
 def sum_gradients(
-    tensors: tuple[Tensor | None, ...], v: Tensor, out: Tensor | None, activation: int
+    dy: Tensor,
+    x: Tensor,
+    v: Tensor,
+    activation: int,
+    *,
+    factor: Tensor | None = None,
+    second: Tensor | None = None,
+    gate: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Partial sums for a norm's backward; tensors: dy, second gradient, x, gate, factor."""
-    _, _, x, gate, _ = tensors
-    assert x is not None
+    """Partial sums for a norm's backward; out: where the gradient dy + second is stored, gated."""
     sizes = find_sizes(x, by_image=v.ndim == 3)
     sums = sizes.new_sums(x)
-    numbers = (sizes.pixels, sizes.channels, sizes.row, sizes.groups, sizes.each)
+    numbers = (sizes.pixels, sizes.channels, sizes.row, sizes.programs, sizes.image_pixels)
     signs = gate is not None and gate.dtype == torch.uint8
     flags = {"ACT": activation, "SIGNS": signs, "WIDE": sizes.wide}
-    args = (*tensors, v, out, sums, *numbers)
+    args = (dy, second, x, gate, factor, v, out, sums, *numbers)
     CHOICES.run(_sum_gradients, sizes.by_channels, args, sizes.tiles, **flags)
     return sums
 
@@ -308,7 +334,8 @@ def apply_norm_back_fused(
 ) -> Tensor:
     """The gradient of a norm's input."""
     sizes, dx = find_sizes(x, by_image=v.ndim == 3), torch.empty_like(x)
-    args = (dy, x, factor, v, u, dx, sizes.pixels, sizes.channels, sizes.row, sizes.each)
+    numbers = (sizes.pixels, sizes.channels, sizes.row, sizes.image_pixels)
+    args = (dy, x, factor, v, u, dx, *numbers)
     flags = {"ACT": activation, "WIDE": sizes.wide}
     CHOICES.run(_apply_back, sizes.by_pixels, args, sizes.tiles, **flags)
     return dx

@@ -85,13 +85,14 @@ def _measure_distances(values: Tensor, before: Tensor, after: Tensor) -> Tensor:
     sums = torch.zeros(2, dtype=torch.float64, device=values.device)
     tensors = [torch.atleast_1d(tensor) for tensor in (values, before, after)]
     rows, size = len(tensors[0]), values.numel()
-    few = max(1, rows * min(_MEASURED, size // _PARTS) // max(size, 1))
-    for value, old, new in zip(*(tensor.split(few) for tensor in tensors), strict=True):
-        wanted, moved = value - old, new.float().sub_(old)
-        not_finite = (wanted.isfinite() & moved.isfinite()).logical_not_()
-        moved.mul_(wanted.sign())
-        for place, part in enumerate((wanted.abs_(), moved)):
-            sums[place] += part.masked_fill_(not_finite, 0.0).sum(dtype=torch.float64)
+    rows_at_a_time = max(1, rows * min(_MEASURED, size // _PARTS) // max(size, 1))
+    parts = (tensor.split(rows_at_a_time) for tensor in tensors)
+    for value, old, new in zip(*parts, strict=True):
+        change, rounded_change = value - old, new.float().sub_(old)
+        not_finite = (change.isfinite() & rounded_change.isfinite()).logical_not_()
+        rounded_change.mul_(change.sign())
+        for place, distance in enumerate((change.abs_(), rounded_change)):
+            sums[place] += distance.masked_fill_(not_finite, 0.0).sum(dtype=torch.float64)
     return sums
 
 

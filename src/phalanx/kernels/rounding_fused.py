@@ -102,16 +102,18 @@ def _round(  # type: ignore[no-untyped-def]
         gradients = tl.load(row + 2).to(tl.pointer_type(tl.int16))
         gradient = tl.load(gradients + where, mask=inside, other=1).to(tl.int32) & 0x7FFF
         updated = inside & (values != old)
-        wanted, moved = values - old, new - old
-        finite = inside & (tl.abs(wanted) < float("inf")) & (tl.abs(moved) < float("inf"))
+        change, rounded_change = values - old, new - old
+        finite = inside & (tl.abs(change) < float("inf"))
+        finite = finite & (tl.abs(rounded_change) < float("inf"))
         counts += 7 * tl.program_id(0)
         _store_sum(counts, updated & (new == old))
         _store_sum(counts + 1, updated)
         _store_sum(counts + 2, inside & (gradient == 0))
         _store_sum(counts + 3, inside & (gradient >= (0x7C00 if HALF else 0x7F80)))
         _store_sum(counts + 4, inside)
-        _store_sum(counts + 5, tl.where(finite, tl.abs(wanted), 0.0))
-        _store_sum(counts + 6, tl.where(finite, tl.where(wanted < 0, -moved, moved), 0.0))
+        _store_sum(counts + 5, tl.where(finite, tl.abs(change), 0.0))
+        distance = tl.where(change < 0, -rounded_change, rounded_change)
+        _store_sum(counts + 6, tl.where(finite, distance, 0.0))
     tl.store(target + where, _to_16_bits(rounded, HALF), mask=inside)
 
 

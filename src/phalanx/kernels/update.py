@@ -153,13 +153,13 @@ def _update_reference(tensors: UpdateTensors, rows: UpdateRows) -> None:
     scale = settings[LOSS_SCALE] if loss_scale is None else float(loss_scale[SCALE])
     unscaled = [None if g is None else g * (1 / scale) for g in rows.columns.gradients]
     clipped = [None if g is None else g.clamp(-limit, limit) for g in unscaled]
-    norm, ratio = _norm(unscaled), 1.0
+    norm, ratio = _find_norm(unscaled), 1.0
     if settings[CLIP_NORM]:
-        ratio = float((settings[CLIP_NORM] / (_norm(clipped) + 1e-6)).clamp(max=1.0))
+        ratio = float((settings[CLIP_NORM] / (_find_norm(clipped) + 1e-6)).clamp(max=1.0))
     updated = loss_scale is None or bool(norm.isfinite())
     step = _StepNumbers(scale / settings[VELOCITY_RATIO], tensors.has_momentum)
-    shown = float(norm) if updated else 0.0
-    overwrite(tensors.results, [shown, 1 / scale, ratio, updated, step.velocity_scale])
+    reported_norm = float(norm) if updated else 0.0
+    overwrite(tensors.results, [reported_norm, 1 / scale, ratio, updated, step.velocity_scale])
     if loss_scale is not None and tensors.multiplier is not None:
         _adapt_loss_scale(loss_scale, settings, finite=updated)
         tensors.multiplier.copy_(loss_scale[SCALE])
@@ -170,9 +170,9 @@ def _update_reference(tensors: UpdateTensors, rows: UpdateRows) -> None:
         start = GROUPS + len(GroupSettings._fields) * rows.groups[number]
         group = GroupSettings(*settings[start : start + len(GroupSettings._fields)])
         if gradient is not None:
-            whole = gradient * ratio + group.l2 * row.weight
+            with_l2 = gradient * ratio + group.l2 * row.weight
             decayed = row.weight * group.weight_factor
-            row.weight.copy_(FORMULAS[tensors.formula](row, whole, decayed, group, step))
+            row.weight.copy_(FORMULAS[tensors.formula](row, with_l2, decayed, group, step))
             if row.half is not None:
                 row.half.copy_(row.weight)
         _move_average(row, settings[AVERAGE_SHARE])
@@ -180,7 +180,7 @@ def _update_reference(tensors: UpdateTensors, rows: UpdateRows) -> None:
         copy.copy_(counter)
 
 
-def _norm(gradients: Sequence[Tensor | None]) -> Tensor:
+def _find_norm(gradients: Sequence[Tensor | None]) -> Tensor:
     """The norm of all gradients, summed in float64."""
     squares = [gradient.double().square().sum() for gradient in gradients if gradient is not None]
     return torch.stack(squares).sum().sqrt().float()
@@ -202,9 +202,11 @@ def _adapt_loss_scale(loss_scale: Tensor, settings: Sequence[float], *, finite: 
 def _move_average(row: _UpdateRow, share: float) -> None:
     """Move the average towards its weight by that share, as torch.lerp does."""
     if row.average is not None:
-        apart = row.weight - row.average
-        near = row.average + apart * share
-        row.average.copy_(near if share < 0.5 else row.weight - apart * (1 - share))
+        difference = row.weight - row.average
+        if share < 0.5:
+            row.average.copy_(row.average + difference * share)
+        else:
+            row.average.copy_(row.weight - difference * (1 - share))
 
 
 # Each updates the state of a row and returns its new weight; `weight` has been decayed already.
@@ -260,10 +262,10 @@ def _rmsprop_tf(
     row: _UpdateRow, gradient: Tensor, weight: Tensor, group: GroupSettings, step: _StepNumbers
 ) -> Tensor:
     row.first.copy_(row.first * group.decay + gradient * gradient * (1 - group.decay))
-    moved = gradient / _root(row.first + group.eps) * group.lr
+    change = gradient / _root(row.first + group.eps) * group.lr
     if step.has_momentum:
-        moved = row.second.copy_(row.second * group.momentum + moved)
-    return weight - moved
+        change = row.second.copy_(row.second * group.momentum + change)
+    return weight - change
 
 
 def _root(values: Tensor) -> Tensor:

@@ -83,20 +83,20 @@ def _apply_formula(  # type: ignore[no-untyped-def]
     lr, eps = tl.load(group + LR).to(tl.float32), tl.load(group + EPS).to(tl.float32)
     momentum, decay = tl.load(group + MOMENTUM), tl.load(group + DECAY)
     beta = momentum.to(tl.float32)
-    moved = gradient * lr
+    change = gradient * lr
     if FORMULA == SGD and HAS_MOMENTUM:
         velocity = read_elements(first, inside, MASKED) * beta + gradient
         write_elements(first, velocity, inside, MASKED)
-        moved = velocity * lr
+        change = velocity * lr
     elif FORMULA == NESTEROV:
         velocity = read_elements(first, inside, MASKED) * beta + gradient
         write_elements(first, velocity, inside, MASKED)
-        moved = (gradient + velocity * beta) * lr
+        change = (gradient + velocity * beta) * lr
     elif FORMULA == COMBINED:
         velocity = read_elements(first, inside, MASKED) * tl.load(factors) * beta
         velocity = velocity + gradient * tl.load(results + VELOCITY_SCALE)
         write_elements(first, velocity, inside, MASKED)
-        moved = velocity * tl.load(factors + 1)
+        change = velocity * tl.load(factors + 1)
     elif FORMULA == ADAM:
         rest = (1.0 - momentum).to(tl.float32)
         mean = read_elements(first, inside, MASKED) * beta + gradient * rest
@@ -104,29 +104,29 @@ def _apply_formula(  # type: ignore[no-untyped-def]
         write_elements(first, mean, inside, MASKED)
         write_elements(second, square, inside, MASKED)
         root = tl.div_rn(tl.sqrt_rn(square), tl.load(factors + 1) + tl.zeros_like(square))
-        moved = tl.div_rn(mean * tl.load(factors), root + eps)
+        change = tl.div_rn(mean * tl.load(factors), root + eps)
     elif FORMULA == RMSPROP or FORMULA == RMSPROP_TF:
         square = _mean_square(read_elements(first, inside, MASKED), gradient, decay)
         write_elements(first, square, inside, MASKED)
         if FORMULA == RMSPROP:
-            moved = tl.div_rn(gradient, tl.sqrt_rn(square) + eps)
+            change = tl.div_rn(gradient, tl.sqrt_rn(square) + eps)
         else:
-            moved = tl.div_rn(gradient, tl.sqrt_rn(square + eps)) * lr
+            change = tl.div_rn(gradient, tl.sqrt_rn(square + eps)) * lr
         if HAS_MOMENTUM:
-            moved = read_elements(second, inside, MASKED) * beta + moved
-            write_elements(second, moved, inside, MASKED)
+            change = read_elements(second, inside, MASKED) * beta + change
+            write_elements(second, change, inside, MASKED)
         if FORMULA == RMSPROP:
-            moved = moved * lr
-    return weight - moved
+            change = change * lr
+    return weight - change
 
 
 @triton.jit
 def _move_average(average, weight, share, inside, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Move averages towards their weights by a share, which is float64."""
     old = read_elements(average, inside, MASKED)
-    apart = weight - old
-    near, far = share.to(tl.float32), (1.0 - share).to(tl.float32)
-    new = tl.where(share < 0.5, old + apart * near, weight - apart * far)
+    difference = weight - old
+    part, rest = share.to(tl.float32), (1.0 - share).to(tl.float32)
+    new = tl.where(share < 0.5, old + difference * part, weight - difference * rest)
     write_elements(average, new, inside, MASKED)
 
 

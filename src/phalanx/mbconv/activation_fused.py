@@ -50,10 +50,10 @@ def load_affine(v, c, C, okc):
 
 
 @triton.jit
-def load_keep(noise, rate, n, ok):
+def load_drop_path_factor(noise, rate, n, ok):
     """The drop-path factor of the images n, as a column: 0 or 1 / (1 - rate)."""
-    drawn = tl.load(noise + n, mask=ok, other=0.0)
-    return tl.where(drawn >= rate, 1 / (1 - rate), 0.0)[:, None]
+    value = tl.load(noise + n, mask=ok, other=0.0)
+    return tl.where(value >= rate, 1 / (1 - rate), 0.0)[:, None]
 
 
 @triton.jit

@@ -23,10 +23,10 @@ def find_output_size(size: int, stride: int) -> int:
     return (size - 1) // stride + 1
 
 
-def _in_first_group(sums: Tensor, x: Tensor, stride: int) -> Tensor:
-    """Sums [2, C] as partial sums [2, groups, C], in the first group."""
-    groups = count_strips(len(x) * find_output_size(x.shape[3], stride), x.shape[1])
-    return F.pad(sums[:, None], (0, 0, 0, groups - 1))
+def _as_partial_sums(sums: Tensor, x: Tensor, stride: int) -> Tensor:
+    """Sums [2, C] as partial sums [2, programs, C], in the first row; others are zero."""
+    programs = count_strips(len(x) * find_output_size(x.shape[3], stride), x.shape[1])
+    return F.pad(sums[:, None], (0, 0, 0, programs - 1))
 
 
 def _activate(x: Tensor, v: Tensor | None) -> Tensor:
@@ -36,12 +36,12 @@ def _activate(x: Tensor, v: Tensor | None) -> Tensor:
 
 @kernel_op("phalanx.mbconv.depthwise_forward_fused.convolve")
 def convolve(x: Tensor, weight: Tensor, v: Tensor | None, stride: int) -> tuple[Tensor, Tensor]:
-    """The convolution, and its partial sums [2, groups, C]."""
+    """The convolution, and its partial sums [2, programs, C]."""
     pad, c = weight.shape[2] // 2, x.shape[1]
     y = F.conv2d(_activate(x, v), weight.float(), None, stride, pad, 1, c).to(x.dtype)
     exact = y.float()
     sums = torch.stack([exact.sum((0, 2, 3)), (exact * exact).sum((0, 2, 3))])
-    return to_channels_last(y), _in_first_group(sums, x, stride)
+    return to_channels_last(y), _as_partial_sums(sums, x, stride)
 
 
 @kernel_op("phalanx.mbconv.depthwise_backward_fused.convolve_back")
@@ -50,7 +50,7 @@ def convolve_back(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient of the norm's output, its partial sums, and partial weight gradients.
 
-    The latter are [groups, K * K, C] (see `phalanx.mbconv.norms.add_partials`). Without v, the
+    The latter are [programs, K * K, C] (see `phalanx.mbconv.norms.add_partials`). Without v, the
     first is the gradient of x and the sums are meaningless.
     """
     c, _, k, _ = weight.shape
@@ -63,6 +63,6 @@ def convolve_back(
     dx = to_channels_last(dx.to(x.dtype))
     exact = dx.float()
     sums = torch.stack([exact.sum((0, 2, 3)), (exact * x.float()).sum((0, 2, 3))])
-    sums = _in_first_group(sums, x, stride)
+    sums = _as_partial_sums(sums, x, stride)
     partials = F.pad(dw.view(1, c, k * k).mT, (0, 0, 0, 0, 0, sums.shape[1] - 1))
     return dx, sums, partials.contiguous()

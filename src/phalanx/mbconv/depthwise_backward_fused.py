@@ -209,11 +209,11 @@ def convolve_back(
     """`phalanx.mbconv.depthwise.convolve_back`."""
     (n, c, h, w), ks = x.shape, weight.shape[2]
     ho, wo = dy.shape[2:]
-    groups, dx = count_strips(n * wo, c), torch.empty_like(x)
-    s, dw = new_floats(2, groups, c, like=x), new_floats(groups, ks * ks, c, like=x)
-    args = (dy, x, weight, s if v is None else v, dx, s, dw, n, h, w, ho, wo, c // 8, groups)
+    programs, dx = count_strips(n * wo, c), torch.empty_like(x)
+    s, dw = new_floats(2, programs, c, like=x), new_floats(programs, ks * ks, c, like=x)
+    args = (dy, x, weight, s if v is None else v, dx, s, dw, n, h, w, ho, wo, c // 8, programs)
     flags = {"KS": ks, "STRIDE": stride, "NORM": int(v is not None)}
     tiles = select_tiles(_TILES[stride], BC=next_power_of_2(c))
-    grid = lambda t: (triton.cdiv(c, t["BC"]), groups)  # noqa: E731
+    grid = lambda t: (triton.cdiv(c, t["BC"]), programs)  # noqa: E731
     CHOICES.run(_depthwise_backward, grid, args, tiles, **flags)
     return dx, s, dw

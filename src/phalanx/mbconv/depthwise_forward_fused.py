@@ -164,11 +164,11 @@ def convolve(x: Tensor, weight: Tensor, v: Tensor | None, stride: int) -> tuple[
     """`phalanx.mbconv.depthwise.convolve`."""
     n, c, h, w = x.shape
     ho, wo = find_output_size(h, stride), find_output_size(w, stride)
-    groups = count_strips(n * wo, c)
-    y, s = new_image(x, c, ho, wo), new_floats(2, groups, c, like=x)
-    args = (x, weight, s if v is None else v, y, s, n, h, w, ho, wo, c // 8, groups)
+    programs = count_strips(n * wo, c)
+    y, s = new_image(x, c, ho, wo), new_floats(2, programs, c, like=x)
+    args = (x, weight, s if v is None else v, y, s, n, h, w, ho, wo, c // 8, programs)
     flags = {"KS": weight.shape[2], "STRIDE": stride, "NORM": int(v is not None)}
     tiles = select_tiles(_TILES, BC=next_power_of_2(c))
-    grid = lambda t: (triton.cdiv(c, t["BC"]), groups)  # noqa: E731
+    grid = lambda t: (triton.cdiv(c, t["BC"]), programs)  # noqa: E731
     CHOICES.run(_depthwise_forward, grid, args, tiles, **flags)
     return y, s

@@ -31,7 +31,7 @@ def can_expand_back(weight: Tensor) -> bool:
     return weight.shape[1] <= _MOST_INPUTS_BACK and weight.shape[0] <= _MOST_OUTPUTS_BACK
 
 
-def count_expand_groups(rows: int, outputs: int) -> int:
+def count_expand_programs(rows: int, outputs: int) -> int:
     """How many programs share the rows of the forward product: rows of partial sums."""
     return min(-(-rows // 128), max(1, MULTIPROCESSORS * 4 * 64 // outputs))
 
@@ -50,12 +50,12 @@ def _multiply(x: Tensor, weight: Tensor, stem: bool) -> Tensor:
 
 @kernel_op("phalanx.mbconv.expand_fused.expand")
 def expand(x: Tensor, weight: Tensor, stem: bool) -> tuple[Tensor, Tensor]:
-    """The product, and its partial sums [2, groups, E]."""
+    """The product, and its partial sums [2, programs, E]."""
     y = to_channels_last(_multiply(x, weight, stem).to(x.dtype))
     exact = to_rows(y).float()
     sums = torch.stack([exact.sum(0), (exact * exact).sum(0)])
-    groups = count_expand_groups(*exact.shape)
-    return y, F.pad(sums[:, None], (0, 0, 0, groups - 1))
+    programs = count_expand_programs(*exact.shape)
+    return y, F.pad(sums[:, None], (0, 0, 0, programs - 1))
 
 
 @kernel_op("phalanx.mbconv.expand_fused.expand_back")

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, make_tiles
 from phalanx.kernels.image_layout import MULTIPROCESSORS, count_rows, new_floats, new_image
+from phalanx.kernels.norm_passes_fused import sum_rows_by_thread
 from phalanx.mbconv.activation_fused import next_power_of_2, select_tiles
 from phalanx.mbconv.depthwise import find_output_size
-from phalanx.mbconv.expand import count_expand_groups
+from phalanx.mbconv.expand import count_expand_programs
 from phalanx.mbconv.partial_sums_fused import add_partials
 
 _TILES = make_tiles("BM BN DEPTH WARPS", (128, 64, 2, 4, 4, 1), (64, 128, 3, 4, 4, 1))
@@ -45,13 +46,6 @@ def _load_rows(x, m, k, M, K, H, W, STEM: tl.constexpr):
         return tl.load(x + m[:, None] * K + k[None, :], mask=ok, other=0.0)
 
 
-@triton.jit
-def _add_own_rows(acc, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr):
-    """acc [BM, BN] summed over the rows that one thread holds: [WARPS, 8, BN]."""
-    parts = tl.reshape(acc, (BM // (16 * WARPS), WARPS, 2, 8, BN))
-    return tl.sum(tl.sum(parts, 2), 0)
-
-
 @triton.jit(do_not_specialize=["M", "K8", "K", "E8", "G", "H", "W"])
 def _expand(
     x, w, y, s, M, K8, K, E8, G, H, W,
@@ -73,8 +67,8 @@ def _expand(
         o = m[:, None] * E + e[None, :]
         tl.store(y + o, result, mask=(m < M)[:, None] & (e < E)[None, :])
         exact = result.to(tl.float32)
-        total += _add_own_rows(exact, BM, BN, WARPS)
-        square += _add_own_rows(exact * exact, BM, BN, WARPS)
+        total += sum_rows_by_thread(exact, BM, BN, WARPS)
+        square += sum_rows_by_thread(exact * exact, BM, BN, WARPS)
     tl.store(s + g * E + e, tl.sum(tl.sum(total, 1), 0), mask=e < E)
     tl.store(s + (G + g) * E + e, tl.sum(tl.sum(square, 1), 0), mask=e < E)
 
@@ -148,10 +142,10 @@ def expand(x: Tensor, weight: Tensor, stem: bool) -> tuple[Tensor, Tensor]:
     """`phalanx.mbconv.expand.expand`."""
     (_, _, h, w), (e, k) = x.shape, weight.shape
     y = new_image(x, e, find_output_size(h, 1 + stem), find_output_size(w, 1 + stem))
-    groups = count_expand_groups(count_rows(y), e)
-    s = new_floats(2, groups, e, like=x)
-    args = (x, weight, y, s, count_rows(y), k // 8, k, e // 8, groups, h, w)
-    grid = lambda t: (triton.cdiv(e, t["BN"]), groups)  # noqa: E731
+    programs = count_expand_programs(count_rows(y), e)
+    s = new_floats(2, programs, e, like=x)
+    args = (x, weight, y, s, count_rows(y), k // 8, k, e // 8, programs, h, w)
+    grid = lambda t: (triton.cdiv(e, t["BN"]), programs)  # noqa: E731
     tiles = select_tiles(_TILES, BN=next_power_of_2(e))
     CHOICES.run(_expand, grid, args, tiles, STEM=int(stem), KP=next_power_of_2(k))
     return y, s
@@ -168,13 +162,13 @@ def expand_back(
 ) -> tuple[Tensor, Tensor]:
     """`phalanx.mbconv.expand.expand_back`."""
     (h, w), (e, k), rows = x.shape[2:], weight.shape, count_rows(ds)
-    groups = min(triton.cdiv(rows, 128), MULTIPROCESSORS * (2 if k > 16 else 4))
+    programs = min(triton.cdiv(rows, 128), MULTIPROCESSORS * (2 if k > 16 else 4))
     dx = new_image(x, 0, 0, 0) if stem else torch.empty_like(x)
-    dw = new_floats(groups, e, k, like=x)
+    dw = new_floats(programs, e, k, like=x)
     args = (ds, x, weight, u, x if add is None else add, x if stem else dx, dw)
-    args += (rows, k // 8, k, e // 8, groups, h, w)
+    args += (rows, k // 8, k, e // 8, programs, h, w)
     first, second = _split_outputs(e)
     flags = {"STEM": int(stem), "ADD": int(add is not None), "KP": next_power_of_2(k)}
     flags |= {"N1": first, "N2": second}
-    CHOICES.run(_expand_back, lambda t: (groups,), args, _BACK_TILES, **flags)
+    CHOICES.run(_expand_back, lambda t: (programs,), args, _BACK_TILES, **flags)
     return dx, add_partials(dw, e * k).view(e, k)

@@ -13,9 +13,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def kernel_op(
-    fused: str, *, mutates: tuple[str, ...] = ()
-) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def kernel_op(fused: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Make an operator from a reference in plain torch; on a GPU the fused function runs instead.
 
     `fused` is the dotted name of that function, which takes the same arguments, the first of them
@@ -29,7 +27,7 @@ def kernel_op(
             return reference(*args, **kwargs) if kernel is None else kernel(*args, **kwargs)
 
         name = f"phalanx::mbconv_{reference.__name__}"
-        operation = torch.library.custom_op(name, run, mutates_args=mutates)
+        operation = torch.library.custom_op(name, run, mutates_args=())
         operation.register_fake(reference)
         operation.reference = reference  # type: ignore[attr-defined]
         return operation

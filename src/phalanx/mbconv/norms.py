@@ -3,8 +3,8 @@
 The vectors of a norm are those of phalanx.kernels.batch_norm: forward v = [mean, rstd, scale,
 shift], backward u = [dgamma, dbeta, a, b, c], where the gradient of the norm's input is
 a * gradient + b * input + c. `finish_vectors` and `finish_back` there compute them from the partial
-sums [2, groups, C] here. These passes differ from those there in what they fuse with the norm, and
-in loads that stay 16 bytes wide although channels are multiples of 8 only.
+sums [2, programs, C] here. These passes differ from those there in what they fuse with the norm,
+and in loads that stay 16 bytes wide although channels are multiples of 8 only.
 
 `noise` [N, 1] is uniformly random: drop-path drops a block's contribution where it is below `rate`.
 """
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.kernels.image_layout import count_groups, count_rows, to_channels_last
+from phalanx.kernels.image_layout import count_row_programs, count_rows, to_channels_last
 from phalanx.mbconv.kernel_op import kernel_op
 
 
@@ -29,16 +29,16 @@ def silu_and_derivative(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return z * p, p * (1 + z * (1 - p))
 
 
-def _keep_factor(noise: Tensor, rate: float) -> Tensor:
+def _find_drop_path_factor(noise: Tensor, rate: float) -> Tensor:
     """The drop-path factor of each image: 0 or 1 / (1 - rate)."""
     return (noise.view(-1, 1, 1, 1) >= rate).float() / (1 - rate)
 
 
 def _as_partial_sums(gradient: Tensor, x: Tensor) -> Tensor:
-    """The sums of gradient and gradient * x by channel, in the first group; others are zero."""
-    groups = count_groups(count_rows(x), x.shape[1])
+    """The sums of gradient and gradient * x by channel, in the first row; others are zero."""
+    programs = count_row_programs(count_rows(x), x.shape[1])
     sums = torch.stack([gradient.sum((0, 2, 3)), (gradient * x.float()).sum((0, 2, 3))])
-    return F.pad(sums[:, None], (0, 0, 0, groups - 1))
+    return F.pad(sums[:, None], (0, 0, 0, programs - 1))
 
 
 @kernel_op("phalanx.mbconv.norms_fused.sum_channels")
@@ -55,7 +55,7 @@ def sum_gradients(dy: Tensor, x: Tensor, noise: Tensor | None, rate: float) -> T
     """
     gradient = dy.float()
     if noise is not None:
-        gradient = gradient * _keep_factor(noise, rate)
+        gradient = gradient * _find_drop_path_factor(noise, rate)
     return _as_partial_sums(gradient, x)
 
 
@@ -66,17 +66,9 @@ def silu_back(dy: Tensor, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return ds, _as_partial_sums(ds.float(), x)
 
 
-def backward_vectors(total: Tensor, product: Tensor, v: Tensor, count: int) -> Tensor:
-    """u from the sums of the gradient and of gradient * x."""
-    mean, rstd, scale, _ = v
-    dgamma = (product - mean * total) * rstd
-    slope = scale * rstd * dgamma / count
-    return torch.stack([dgamma, total, scale, -slope, slope * mean - scale * total / count])
-
-
 @kernel_op("phalanx.mbconv.partial_sums_fused.add_partials")
 def add_partials(partials: Tensor, columns: int) -> Tensor:
-    """[groups, rows, columns] summed over the groups and transposed: [columns, rows]."""
+    """[programs, rows, columns] summed over the first dimension and transposed: [columns, rows]."""
     return partials.view(len(partials), -1, columns).sum(0).T.contiguous()
 
 
@@ -94,7 +86,7 @@ def norm_add(x: Tensor, v: Tensor, add: Tensor | None, noise: Tensor | None, rat
     """norm(x), with drop-path if there is noise, plus the skip connection."""
     y = x.float() * _by_channel(v[2]) + _by_channel(v[3])
     if noise is not None:
-        y = y * _keep_factor(noise, rate)
+        y = y * _find_drop_path_factor(noise, rate)
     if add is not None:
         y = y + add.float()
     return to_channels_last(y.to(x.dtype))
@@ -111,7 +103,7 @@ def norm_add_back(dy: Tensor, x: Tensor, u: Tensor, noise: Tensor | None, rate: 
     """The gradient of x from dy, that of norm(x) or, with noise, of its drop-path."""
     gradient = dy.float()
     if noise is not None:
-        gradient = gradient * _keep_factor(noise, rate)
+        gradient = gradient * _find_drop_path_factor(noise, rate)
     return _norm_back(gradient, x, u)
 
 

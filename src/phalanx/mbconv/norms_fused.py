@@ -7,7 +7,6 @@ loads stay 16 bytes wide. Offsets are 32-bit.
 # mypy: disable-error-code="no-untyped-def,assignment"
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import triton
@@ -15,10 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, Tile, make_tiles
-from phalanx.kernels.image_layout import count_groups, count_rows, new_floats
+from phalanx.kernels.image_layout import count_row_programs, count_rows, new_floats
 from phalanx.mbconv.activation_fused import (
     load_affine,
-    load_keep,
+    load_drop_path_factor,
     next_power_of_2,
     select_tiles,
     silu_and_derivative,
@@ -57,7 +56,7 @@ def _reduce_rows(
             tl.store(ds + o, rounded, mask=ok)
             d = rounded.to(tl.float32)
         if NOISE:
-            d *= load_keep(noise, rate, m // PIXELS, m < M)
+            d *= load_drop_path_factor(noise, rate, m // PIXELS, m < M)
         total += d
         product += d * value
     store_sums(s, g, c, G, C, total, product)
@@ -81,7 +80,7 @@ def _apply_rows(
     else:
         value = value * scale + shift
     if NOISE:
-        value *= load_keep(noise, rate, n, m < M)
+        value *= load_drop_path_factor(noise, rate, n, m < M)
     if GATE:
         value *= tl.load(gate + n[:, None] * C + c[None, :], mask=ok, other=0.0)
     if ADD:
@@ -105,12 +104,12 @@ def _apply_rows_back(
     if MEAN:
         d = tl.load(dmean + offsets, mask=ok, other=0.0)
         if GATE:
-            near = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
-            d += near * tl.load(gate + offsets, mask=ok, other=0.0)
+            direct = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
+            d += direct * tl.load(gate + offsets, mask=ok, other=0.0)
     else:
         d = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
     if NOISE:
-        d *= load_keep(noise, rate, n, m < M)
+        d *= load_drop_path_factor(noise, rate, n, m < M)
     if SILU:
         scale, shift = load_affine(v, c, C, okc)
         _, slope = silu_and_derivative(value, scale, shift)
@@ -131,67 +130,100 @@ def _make_row_grid(x: Tensor) -> Callable[[Tile], tuple[int, ...]]:
     return lambda t: (triton.cdiv(count_rows(x), t["BM"]), triton.cdiv(x.shape[1], t["BC"]))
 
 
-def _reduce(x: Tensor, tensors: tuple[Any, ...], rate: float, **flags: int) -> Tensor:
-    """Partial sums; tensors: dy, v, noise, ds."""
+def _make_flags(**operands: Tensor | None) -> dict[str, int]:
+    """A kernel's flags: whether each operand is given.
+
+    The kernel reads nothing from one that is not, so that any tensor may take its place.
+    """
+    return {name: int(tensor is not None) for name, tensor in operands.items()}
+
+
+def _reduce(
+    x: Tensor,
+    dy: Tensor | None,
+    *,
+    v: Tensor | None = None,
+    ds: Tensor | None = None,
+    noise: Tensor | None = None,
+    rate: float = 0.0,
+) -> Tensor:
+    """Partial sums of x, or of the gradient dy.
+
+    With v, dy is the gradient of SiLU's output; that of its input is summed, and stored in ds.
+    """
     c = x.shape[1]
-    groups = count_groups(count_rows(x), c)
-    s = new_floats(2, groups, c, like=x)
-    dy, v, noise, ds = (s if tensor is None else tensor for tensor in tensors)
-    args = (dy, x, v, noise, ds, s, rate, *_find_sizes(x), groups)
+    programs = count_row_programs(count_rows(x), c)
+    s = new_floats(2, programs, c, like=x)
+    flags = _make_flags(BACK=dy, SILU=v, NOISE=noise)
+    v, noise, ds = (s if tensor is None else tensor for tensor in (v, noise, ds))
+    args = (x if dy is None else dy, x, v, noise, ds, s, rate, *_find_sizes(x), programs)
     tiles = select_tiles(_SUM_TILES, BC=next_power_of_2(c))
-    CHOICES.run(_reduce_rows, lambda t: (triton.cdiv(c, t["BC"]), groups), args, tiles, **flags)
+    CHOICES.run(_reduce_rows, lambda t: (triton.cdiv(c, t["BC"]), programs), args, tiles, **flags)
     return s
 
 
 def sum_channels(x: Tensor) -> Tensor:
     """`phalanx.mbconv.norms.sum_channels`."""
-    return _reduce(x, (x, None, None, None), 0.0, BACK=0, SILU=0, NOISE=0)
+    return _reduce(x, None)
 
 
 def sum_gradients(dy: Tensor, x: Tensor, noise: Tensor | None, rate: float) -> Tensor:
     """`phalanx.mbconv.norms.sum_gradients`."""
-    flags = {"BACK": 1, "SILU": 0, "NOISE": int(noise is not None)}
-    return _reduce(x, (dy, None, noise, None), rate, **flags)
+    return _reduce(x, dy, noise=noise, rate=rate)
 
 
 def silu_back(dy: Tensor, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """`phalanx.mbconv.norms.silu_back`."""
     ds = torch.empty_like(x)
-    return ds, _reduce(x, (dy, v, None, ds), 0.0, BACK=1, SILU=1, NOISE=0)
+    return ds, _reduce(x, dy, v=v, ds=ds)
 
 
 def _apply(
-    x: Tensor, v: Tensor, tensors: tuple[Tensor | None, ...], rate: float, **flags: int
+    x: Tensor,
+    v: Tensor,
+    *,
+    silu: bool,
+    gate: Tensor | None = None,
+    noise: Tensor | None = None,
+    rate: float = 0.0,
+    add: Tensor | None = None,
 ) -> Tensor:
-    """A norm with what follows it; tensors: noise, gate, add."""
+    """A norm with what follows it."""
     y = torch.empty_like(x)
-    noise, gate, add = (v if tensor is None else tensor for tensor in tensors)
+    flags = {"SILU": int(silu), **_make_flags(GATE=gate, NOISE=noise, ADD=add)}
+    noise, gate = (v if tensor is None else tensor for tensor in (noise, gate))
+    args = (x, v, noise, gate, x if add is None else add, y, rate, *_find_sizes(x))
     tiles = select_tiles(_TILES, BC=next_power_of_2(x.shape[1]))
-    args = (x, v, noise, gate, x if tensors[2] is None else add, y, rate, *_find_sizes(x))
     CHOICES.run(_apply_rows, _make_row_grid(x), args, tiles, **flags)
     return y
 
 
 def norm_silu(x: Tensor, v: Tensor, gate: Tensor | None) -> Tensor:
     """`phalanx.mbconv.norms.norm_silu`."""
-    flags = {"SILU": 1, "GATE": int(gate is not None), "NOISE": 0, "ADD": 0}
-    return _apply(x, v, (None, gate, None), 0.0, **flags)
+    return _apply(x, v, silu=True, gate=gate)
 
 
 def norm_add(x: Tensor, v: Tensor, add: Tensor | None, noise: Tensor | None, rate: float) -> Tensor:
     """`phalanx.mbconv.norms.norm_add`."""
-    flags = {"SILU": 0, "GATE": 0, "NOISE": int(noise is not None), "ADD": int(add is not None)}
-    return _apply(x, v, (noise, None, add), rate, **flags)
+    return _apply(x, v, silu=False, noise=noise, rate=rate, add=add)
 
 
 def _apply_back(
-    x: Tensor, u: Tensor, tensors: tuple[Tensor | None, ...], rate: float, **flags: int
+    x: Tensor,
+    u: Tensor,
+    dy: Tensor | None,
+    *,
+    v: Tensor | None = None,
+    gate: Tensor | None = None,
+    dmean: Tensor | None = None,
+    noise: Tensor | None = None,
+    rate: float = 0.0,
 ) -> Tensor:
-    """The gradient of a norm's input; tensors: dy, v, noise, gate, dmean."""
+    """The gradient of a norm's input; with v, through the SiLU that follows the norm."""
     dx = torch.empty_like(x)
-    v, noise, gate, dmean = (u if tensor is None else tensor for tensor in tensors[1:])
-    dy = x if tensors[0] is None else tensors[0]
-    args = (dy, x, v, u, noise, gate, dmean, dx, rate, *_find_sizes(x))
+    flags = _make_flags(SILU=v, GATE=gate, MEAN=dmean, NOISE=noise)
+    v, noise, gate, dmean = (u if tensor is None else tensor for tensor in (v, noise, gate, dmean))
+    args = (x if dy is None else dy, x, v, u, noise, gate, dmean, dx, rate, *_find_sizes(x))
     tiles = select_tiles(_TILES, BC=next_power_of_2(x.shape[1]))
     CHOICES.run(_apply_rows_back, _make_row_grid(x), args, tiles, **flags)
     return dx
@@ -199,13 +231,11 @@ def _apply_back(
 
 def norm_add_back(dy: Tensor, x: Tensor, u: Tensor, noise: Tensor | None, rate: float) -> Tensor:
     """`phalanx.mbconv.norms.norm_add_back`."""
-    flags = {"SILU": 0, "GATE": 0, "MEAN": 0, "NOISE": int(noise is not None)}
-    return _apply_back(x, u, (dy, None, noise, None, None), rate, **flags)
+    return _apply_back(x, u, dy, noise=noise, rate=rate)
 
 
 def norm_gate_back(
     x: Tensor, v: Tensor, u: Tensor, dmean: Tensor, dy: Tensor | None, gate: Tensor | None
 ) -> Tensor:
     """`phalanx.mbconv.norms.norm_gate_back`."""
-    flags = {"SILU": 1, "GATE": int(gate is not None), "MEAN": 1, "NOISE": 0}
-    return _apply_back(x, u, (dy, v, None, gate, dmean), 0.0, **flags)
+    return _apply_back(x, u, dy, v=v, gate=gate, dmean=dmean)

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from phalanx.kernels.batch_norm import backward_vectors
 from phalanx.kernels.image_layout import count_parts
 from phalanx.mbconv.kernel_op import kernel_op
-from phalanx.mbconv.norms import backward_vectors, silu_and_derivative
+from phalanx.mbconv.norms import silu_and_derivative
 
 
 def _sum_by_image(x: Tensor, *terms: Tensor) -> Tensor:
@@ -84,10 +85,10 @@ def finish_excite_back(
     back: from `sum_images_back`. excited: mean, hidden, gate and the gradient of hidden.
     """
     mean, hidden, gate, dhidden = excited
-    sums = (back[3:].sum(1) * dmean + back[1:3].sum(1) * gate).sum(1)
+    dbeta, product = (back[3:].sum(1) * dmean + back[1:3].sum(1) * gate).sum(1)
     outer = _gate_slope(back, gate)
     gradients = (dhidden.T @ mean, dhidden.sum(0), outer.T @ F.silu(hidden), outer.sum(0))
-    return backward_vectors(sums[0], sums[1], v, count), *gradients
+    return backward_vectors(dbeta, product - v[0] * dbeta, v, count), *gradients
 
 
 @kernel_op("phalanx.mbconv.squeeze_excite_fused.finish_mean_back")
@@ -96,5 +97,5 @@ def finish_mean_back(slopes: Tensor, dmean: Tensor, v: Tensor, count: int) -> Te
 
     slopes: from `sum_slopes`.
     """
-    total, product = (slopes.sum(1) * dmean).sum(1)
-    return backward_vectors(total, product, v, count)
+    dbeta, product = (slopes.sum(1) * dmean).sum(1)
+    return backward_vectors(dbeta, product - v[0] * dbeta, v, count)

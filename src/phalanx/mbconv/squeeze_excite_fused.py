@@ -10,8 +10,8 @@ from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, make_tiles
 from phalanx.kernels.image_layout import new_floats
+from phalanx.kernels.norm_finish_fused import store_backward_vectors
 from phalanx.mbconv.activation_fused import next_power_of_2, sigmoid
-from phalanx.mbconv.partial_sums_fused import store_back
 
 # the last of both are for wide blocks on GPUs with little shared memory, such as an L4
 _TILES = make_tiles("BI BC BK", (16, 64, 64, 4, 2), (16, 64, 64, 4, 1))
@@ -116,13 +116,13 @@ def _excite_back_weights(
     okc = c < C
     d1, d2 = tl.zeros((BC, RP), tl.float32), tl.zeros((BC, RP), tl.float32)
     e1, e2 = tl.zeros((RP,), tl.float32), tl.zeros((BC,), tl.float32)
-    total, product = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
+    dbeta, product = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
     for n0 in range(0, N, BI):
         n = n0 + tl.arange(0, BI)
         g = _load_matrix(gate, n, c, N, C)
         far = _sum_planes(back, _load_matrix(dmean, n, c, N, C), n, c, N, C, 3, PARTS)
         near = _sum_planes(back, g, n, c, N, C, 1, PARTS)
-        total += far[0] + near[0]
+        dbeta += far[0] + near[0]
         product += far[1] + near[1]
         outer = _load_plane(back, n, c, N, C, PARTS) * g * (1 - g)
         inner, dinner = _load_matrix(hidden, n, r, N, R), _load_matrix(dhidden, n, r, N, R)
@@ -130,7 +130,7 @@ def _excite_back_weights(
         d1 += _multiply(tl.trans(_load_matrix(mean, n, c, N, C)), dinner)
         e2 += tl.sum(outer, 0)
         e1 += tl.sum(dinner, 0)
-    store_back(v, u, c, okc, total, product, M, C)
+    store_backward_vectors(v, u, c, C, M, dbeta, product, False)
     ok = okc[:, None] & (r < R)[None, :]
     tl.store(dw1 + r[None, :] * C + c[:, None], d1, mask=ok)
     tl.store(dw2 + c[:, None] * R + r[None, :], d2, mask=ok)
@@ -147,13 +147,13 @@ def _mean_back(
     """The backward vectors of a norm whose output's gradient is dmean * silu'(z)."""
     C = C8 * 8
     c = tl.program_id(0) * BC + tl.arange(0, BC)
-    total, product = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
+    dbeta, product = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
     for n0 in range(0, N, BI):
         n = n0 + tl.arange(0, BI)
         more = _sum_planes(slopes, _load_matrix(dmean, n, c, N, C), n, c, N, C, 0, PARTS)
-        total += more[0]
+        dbeta += more[0]
         product += more[1]
-    store_back(v, u, c, c < C, total, product, M, C)
+    store_backward_vectors(v, u, c, C, M, dbeta, product, False)
 
 
 def _run_products(kernel: Any, sums: Tensor, args: tuple[Any, ...], pixels: int, r: int) -> None:

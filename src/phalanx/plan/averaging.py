@@ -86,18 +86,18 @@ def count_kept_checkpoints(config: Config) -> int:
     averaging = build_averaging(config)
     if averaging is None:
         return config.run.keep
-    wanted = _DEFAULT_COUNT if averaging.count is None else averaging.count
-    return sys.maxsize if wanted == _ALL else max(config.run.keep, wanted)
+    averaged = _DEFAULT_COUNT if averaging.count is None else averaging.count
+    return sys.maxsize if averaged == _ALL else max(config.run.keep, averaged)
 
 
 def check_averaging(config: Config, *, saves: int) -> None:
     """Raise ConfigError if a run would average more checkpoints than it saves."""
     averaging = build_averaging(config)
-    wanted = 0 if averaging is None else max(averaging.count or 0, 2)
-    if saves < wanted:
+    least = 0 if averaging is None else max(averaging.count or 0, 2)
+    if saves < least:
         fewer = f"--weight-avg-n {saves}, or " if saves > 1 else ""
         raise ConfigError(
-            f"--weight-avg-strategy {config.run.weight_avg_strategy}: {wanted} checkpoints are "
+            f"--weight-avg-strategy {config.run.weight_avg_strategy}: {least} checkpoints are "
             f"needed and the run makes {saves}; give {fewer}a larger --ckpts-per-epoch"
         )
 

@@ -29,29 +29,29 @@ class Every:
             return False
         if step == self.total_steps:
             return True
-        return self._passed(step) > self._passed(step - 1)
+        return self._count_to(step) > self._count_to(step - 1)
 
     @cached_property
     def _per_step(self) -> tuple[int, int, int]:
         # integers: this is computed after every step, and fractions are slow
         numerator, denominator = (self.rate / self.steps_per_epoch).as_integer_ratio()
-        late, parts = (self.first * self.rate).as_integer_ratio()
-        return numerator * parts, late * denominator, denominator * parts
+        offset, parts = (self.first * self.rate).as_integer_ratio()
+        return numerator * parts, offset * denominator, denominator * parts
 
-    def _passed(self, step: int) -> int:
-        # with first = 0 the start counts as an event, too; only differences are used
-        numerator, late, denominator = self._per_step
-        return max(0, (step * numerator - late) // denominator + 1)
+    def _count_to(self, step: int) -> int:
+        # events up to a step; with first = 0 the start is one, too: only differences are used
+        numerator, offset, denominator = self._per_step
+        return max(0, (step * numerator - offset) // denominator + 1)
 
     def count(self) -> int:
         """How often the event occurs in the whole run."""
         if not self.rate:
             return 0
-        last = self._passed(self.total_steps)
-        early = max(0, ceil(self.first * self.steps_per_epoch) - 1)
-        points = max(0, min(last - self._passed(0), self.total_steps - early))
-        on_last = last > self._passed(self.total_steps - 1)
-        return points if on_last else points + 1
+        total = self._count_to(self.total_steps)
+        steps_before = max(0, ceil(self.first * self.steps_per_epoch) - 1)
+        points = max(0, min(total - self._count_to(0), self.total_steps - steps_before))
+        at_last_step = total > self._count_to(self.total_steps - 1)
+        return points if at_last_step else points + 1
 
 
 # --- which rates are possible ---
@@ -93,20 +93,20 @@ def adjust_event_rate(
         if kind.fills_run:
             raise ConfigError(_describe_uneven(every.rate, kind, int(span)))
         return every, []
-    steps, wanted = every.steps_per_epoch * span, every.rate * span
+    steps, count = every.steps_per_epoch * span, every.rate * span
     if not even or steps.denominator != 1:
         return every, []
-    found = find_nearest_divisor(int(steps), wanted)
-    if found == wanted:
+    possible = find_nearest_divisor(int(steps), count)
+    if possible == count:
         return every, []
     period = "an epoch" if span == 1 else f"in {span} epochs"
-    there = f"{steps} steps {period} do" if steps > 1 else f"1 step {period} does"
-    often = "once" if found == 1 else f"{found} times"
+    subject = f"{steps} steps {period} do" if steps > 1 else f"1 step {period} does"
+    often = "once" if possible == 1 else f"{possible} times"
     warning = (
-        f"{kind.flag} {every.rate}: {there} not divide into {wanted} equal parts; the run will "
+        f"{kind.flag} {every.rate}: {subject} not divide into {count} equal parts; the run will "
         f"{kind.verb} {often} {period}"
     )
-    return replace(every, rate=found / span), [warning]
+    return replace(every, rate=possible / span), [warning]
 
 
 def describe_carried_tail(every: Every, kind: EventKind) -> list[str]:
@@ -121,15 +121,15 @@ def describe_carried_tail(every: Every, kind: EventKind) -> list[str]:
     ]
 
 
-def find_nearest_divisor(whole: int, wanted: Fraction) -> int:
-    """The divisor of `whole` nearest to `wanted`; of two at the same distance the smaller.
+def find_nearest_divisor(whole: int, target: Fraction) -> int:
+    """The divisor of `whole` nearest to `target`; of two at the same distance the smaller.
 
     >>> find_nearest_divisor(781, Fraction(10)), find_nearest_divisor(781, Fraction(41))
     (11, 11)
     """
     small = [number for number in range(1, isqrt(whole) + 1) if whole % number == 0]
     divisors = {*small, *(whole // number for number in small)}
-    return min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))
+    return min(divisors, key=lambda divisor: (abs(divisor - target), divisor))
 
 
 def _describe_uneven(rate: Fraction, kind: EventKind, epochs: int) -> str:

@@ -50,11 +50,11 @@ def count_exchange(
     """
     layout = plan.layout
     others, passes = layout.pipelines - 1, plan.accumulation * layout.rounds
-    moved = 2 * others * gradients // layout.pipelines
+    received = 2 * others * gradients // layout.pipelines
     if plan.determinism == "strict":
-        moved = layout.rounds * others * gradients
+        received = layout.rounds * others * gradients
     return Exchange(
-        gradients=moved,
+        gradients=received,
         statistics=2 * passes * (layout.span_pipelines - 1) * statistics,
         activations=passes * activations,
     )
@@ -125,7 +125,7 @@ def time_exchange(
     """
     layout, is_strict = plan.layout, plan.determinism == "strict"
     members = layout.pipelines  # ranks that sum the same gradients
-    most = max(one.gradients for one in exchanges)
+    largest = max(one.gradients for one in exchanges)
     sizes = _count_sent(layout, exchanges, layout.ranks // network.hosts)
     shares = dict.fromkeys(sizes, _LINK_SHARE)
     if is_strict and plan.device == "cpu" and members == 2:
@@ -133,11 +133,11 @@ def time_exchange(
     seconds = {kind: network.time(size, shares[kind]) for kind, size in sizes.items()}
     tree_s, before_end_s, host_s = None, 0.0, 0.0
     if members > 1 and plan.device == "cpu":
-        host_s = most * _BITS / (_GATHER_GBIT if is_strict else _REDUCE_GBIT)
+        host_s = largest * _BITS / (_GATHER_GBIT if is_strict else _REDUCE_GBIT)
     if members > 1 and not is_strict:
-        by_tree = members / (members - 1)  # relative to a ring: a tree moves all gradients twice
-        buckets = max(1, ceil(most * by_tree / 2 / (bucket_mib * _MIB)))
-        tree_s = network.time(sizes["gradients"] * by_tree)
+        tree_factor = members / (members - 1)  # over a ring: a tree moves all gradients twice
+        buckets = max(1, ceil(largest * tree_factor / 2 / (bucket_mib * _MIB)))
+        tree_s = network.time(sizes["gradients"] * tree_factor)
         before_end_s = (layout.stages == 1) * seconds["gradients"] * (1 - 1 / buckets)
     return LinkUse(
         sizes=sizes, seconds=seconds, tree_s=tree_s, before_end_s=before_end_s, host_s=host_s
@@ -157,12 +157,12 @@ def _count_sent(layout: Layout, exchanges: Sequence[Exchange], per_host: int) ->
             size = getattr(exchanges[layout.stage_of(group[0])], kind)
             for one, other in pairwise([*group, group[0]]):
                 sent[kind][one // per_host] += size * (one // per_host != other // per_host)
-    before = 0  # bytes between a stage and the previous one: the rest is with the next one
+    between = 0  # bytes between two stages: what a stage does not exchange with the previous one
     for stage in range(layout.stages - 1):
-        before = exchanges[stage].activations - before
+        between = exchanges[stage].activations - between
         for rank in rings[stage]:
-            ends = {rank // per_host, (rank + 1) // per_host}
-            sent["activations"].update(dict.fromkeys(ends, before * (len(ends) > 1)))
+            hosts = {rank // per_host, (rank + 1) // per_host}
+            sent["activations"].update(dict.fromkeys(hosts, between * (len(hosts) > 1)))
     return {kind: max(sizes.values(), default=0) for kind, sizes in sent.items()}
 
 
@@ -185,8 +185,8 @@ def time_stage_waits(
     per_host, stages = layout.ranks // network.hosts, range(layout.stages)
     pass_s = plan.micro_batch * layout.turn_size / images_per_second
     recomputed = plan.recompute_patterns is not None
-    there_and_back = 1 + sum(time_backward([1.0], recomputed=recomputed))
-    forward = [share * pass_s / there_and_back for share in shares]
+    forwards_in_pass = 1 + sum(time_backward([1.0], recomputed=recomputed))
+    forward = [share * pass_s / forwards_in_pass for share in shares]
     backward = time_backward(forward, recomputed=recomputed)
     transfers = []
     for stage in stages[1:]:

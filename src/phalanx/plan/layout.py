@@ -135,11 +135,11 @@ def _join(numbers: Iterable[int], word: str) -> str:
 
 
 def count_accumulation(
-    global_batch: int, *, micro_batch: int, replicas: int, kept: bool = False
+    global_batch: int, *, micro_batch: int, replicas: int, keeps_global_batch: bool = False
 ) -> int:
     """The micro-batches of each replica in a step of that many images.
 
-    kept: the global batch was not given, but computed before --replicas auto changed the replicas.
+    keeps_global_batch: it was not given, but computed before --replicas auto changed the replicas.
     """
     least = micro_batch * replicas
     if global_batch % least == 0:
@@ -150,9 +150,10 @@ def count_accumulation(
     if not left:
         smaller = next(n for n in range(min(micro_batch, shared), 0, -1) if shared % n == 0)
         # without its own option, the global batch would follow the smaller micro-batch
-        ways.insert(0, f"--batch-size {smaller}" + f" --global-batch-size {global_batch}" * kept)
+        batch_flag = f" --global-batch-size {global_batch}" if keeps_global_batch else ""
+        ways.insert(0, f"--batch-size {smaller}{batch_flag}")
     what = f"--global-batch-size {global_batch}: is"
-    if kept:
+    if keeps_global_batch:
         what = f"--replicas auto: the global batch of {global_batch}, which it keeps, is"
     raise ConfigError(
         f"{what} not a multiple of {least} = micro-batch {micro_batch} x replicas {replicas}; "

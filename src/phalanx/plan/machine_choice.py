@@ -87,9 +87,9 @@ def _share_threads(config: Config, device: str) -> int:
     """The torch threads of each rank: as the option says, else its share of this machine's."""
     world, replicas = read_world(), config.machine.replicas or 1
     devices, stages = _count_devices(config, device), count_stages(config)
-    wanted = replicas * stages if devices >= stages else replicas
-    here = world.local_size if world else min(wanted, devices)
-    return config.machine.threads or max(1, count_threads() // here)
+    most_ranks = replicas * stages if devices >= stages else replicas
+    local_ranks = world.local_size if world else min(most_ranks, devices)
+    return config.machine.threads or max(1, count_threads() // local_ranks)
 
 
 def plan_layout(config: Config, machine: MachineChoice) -> Layout:
@@ -245,6 +245,8 @@ def _check_kept_batch(settings: Settings, global_batch: int, *, replicas: int) -
     """Raise ConfigError if so many replicas cannot share a batch made for another number."""
     micro_batch = settings.config.data.batch_size
     try:
-        count_accumulation(global_batch, micro_batch=micro_batch, replicas=replicas, kept=True)
+        count_accumulation(
+            global_batch, micro_batch=micro_batch, replicas=replicas, keeps_global_batch=True
+        )
     except ConfigError as error:
         raise ConfigError(name_location(str(error), settings.locations)) from None

@@ -66,12 +66,12 @@ def _permute(places: _Positions, keys: Words, *, size: int) -> NDArray[np.int64]
     a value outside is mapped again until it is inside (cycle walking).
     """
     side = np.uint64(isqrt(size - 1) + 1)
-    landed = _feistel(places.astype(np.uint64), keys, side=side)
-    outside = np.flatnonzero(landed >= size)
+    images = _feistel(places.astype(np.uint64), keys, side=side)
+    outside = np.flatnonzero(images >= size)
     while outside.size:
-        landed[outside] = _feistel(landed[outside], keys[outside], side=side)
-        outside = outside[landed[outside] >= size]
-    return landed.astype(np.int64)
+        images[outside] = _feistel(images[outside], keys[outside], side=side)
+        outside = outside[images[outside] >= size]
+    return images.astype(np.int64)
 
 
 def _feistel(values: Words, keys: Words, *, side: np.uint64) -> Words:

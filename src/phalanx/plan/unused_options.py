@@ -101,20 +101,20 @@ def list_unused_options(
     """
     device, precision = machine.device, machine.precision
     values = config.flat() | {"precision": precision}
-    wanted = {name for name in user_options if values[name] not in (None, False)}
-    given = {name for name, value in values.items() if value != OPTIONS[name].default} | wanted
+    requested = {name for name in user_options if values[name] not in (None, False)}
+    given = {name for name, value in values.items() if value != OPTIONS[name].default} | requested
     effective = _spell_effective(config, values)
     for need in REQUIREMENTS:
         value = effective[need.other]
         if need.name in given and not need.is_met(value):
-            wanted.discard(need.name)  # one reason is enough
+            requested.discard(need.name)  # one reason is enough
             yield f"--{need.name} has no effect {_describe_unmet(need, value)}"
     for name, reason in _list_without_use(config, effective, device=device):
-        if name in wanted:
+        if name in requested:
             yield f"--{name} has no effect {reason}"
     yield from _list_special_cases(config, given, device=device, precision=precision)
     yield from _list_idle_stages(config, given, user_options)
-    yield from _list_idle_devices(config, given, wanted, machine=machine, layout=layout)
+    yield from _list_idle_devices(config, given, requested, machine=machine, layout=layout)
     reason = _describe_image_maker(config, device) or "without workers" * (workers == 0)
     for name in ("workers", "dataloader-rebatch-size") if reason else ():
         if name in given and values[name]:
@@ -228,9 +228,9 @@ def _list_without_use(
 ) -> Iterator[tuple[str, str]]:
     """Options that have no effect with this data, network or device, and why."""
     data, dataset = config.data.data, DATASETS[config.data.data]
-    for names, has_use, wanted in _DATA_NEEDS:
+    for names, has_use, need in _DATA_NEEDS:
         if not has_use(dataset):
-            yield from ((name, f"with --data {data}, which has no {wanted}") for name in names)
+            yield from ((name, f"with --data {data}, which has no {need}") for name in names)
     if data == "synthetic":
         reason = "with --data synthetic: the device makes the images itself"
         yield from ((name, reason) for name in _AUGMENTATIONS)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from phalanx.kernels.batch_norm import flatten_pixels, pack_signs
+from phalanx.kernels.batch_norm import pack_signs
 from phalanx.kernels.fused import find_fused_for
-from phalanx.kernels.image_layout import new_image, to_image
+from phalanx.kernels.image_layout import count_rows, new_image, to_image, to_rows
 
 
 def widen(x: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def conv_sums(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 def conv_sums_reference(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """`conv_sums` in torch's own operations."""
-    rows = widen(flatten_pixels(x)) @ widen(w).t()
+    rows = widen(to_rows(x)) @ widen(w).t()
     return to_image(rows.to(x.dtype), x), torch.stack([rows.sum(0), (rows * rows).sum(0)])
 
 
@@ -53,7 +53,7 @@ def conv_norm(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
 
 def conv_norm_reference(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
     """`conv_norm` in torch's own operations."""
-    rows = widen(flatten_pixels(x)) @ widen(w).t() * v[2] + v[3]
+    rows = widen(to_rows(x)) @ widen(w).t() * v[2] + v[3]
     return to_image(rows.to(x.dtype), x)
 
 
@@ -73,16 +73,16 @@ def conv_norm_relu_reference(
     x: Tensor, w: Tensor, v: Tensor, residual: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`conv_norm_relu` in torch's own operations."""
-    rows = widen(flatten_pixels(x)) @ widen(w).t() * v[2] + v[3]
-    rows = (rows + widen(flatten_pixels(residual))).relu()
+    rows = widen(to_rows(x)) @ widen(w).t() * v[2] + v[3]
+    rows = (rows + widen(to_rows(residual))).relu()
     y = to_image(rows.to(x.dtype), x)
     return y, pack_signs(y)
 
 
 @conv_norm_relu.register_fake
 def _(x: Tensor, w: Tensor, v: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    pixels = x.numel() // x.shape[1]
-    return _new_output(x, w), x.new_empty((pixels, len(w) // 8), dtype=torch.uint8)
+    bits = x.new_empty((count_rows(x), len(w) // 8), dtype=torch.uint8)
+    return _new_output(x, w), bits
 
 
 def _new_output(x: Tensor, w: Tensor) -> Tensor:

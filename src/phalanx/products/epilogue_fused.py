@@ -16,6 +16,8 @@ SUMS    1: sums of the result's columns; 2: also of result * gate; 3: also of it
 import triton
 import triton.language as tl
 
+from phalanx.kernels.norm_passes_fused import unpack_signs
+
 
 @triton.jit
 def load_added(add, m, n, M, N, H, W, ADD: tl.constexpr):
@@ -99,17 +101,10 @@ def store_sums(s, acc, gates, row, rows, n, N, SUMS: tl.constexpr):
 
 @triton.jit
 def _pack_bits(kept, BM: tl.constexpr, BN: tl.constexpr):
-    """Bit i of byte j is column 8 i + j of 64: one thread holds all eight in the accumulator."""
+    """Bits as phalanx.kernels.batch_norm.pack_signs lays them out."""
     kept = tl.reshape(kept.to(tl.int32), (BM, BN // 64, 8, 8))
     kept = tl.sum(kept << tl.arange(0, 8)[None, None, :, None], 2)
     return tl.reshape(kept, (BM, BN // 8)).to(tl.uint8)
-
-
-@triton.jit
-def unpack_bits(packed, BM: tl.constexpr, BN: tl.constexpr):
-    """The bits packed by _pack_bits, as 0 and 1."""
-    packed = tl.reshape(packed.to(tl.int32), (BM, BN // 64, 1, 8))
-    return tl.reshape((packed >> tl.arange(0, 8)[None, None, :, None]) & 1, (BM, BN))
 
 
 @triton.jit
@@ -127,7 +122,7 @@ def load_bytes(bits, m, M, N, column, ACT: tl.constexpr, BM: tl.constexpr, BN: t
 def unpack_bytes(packed, ACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Packed bits as 0 and 1; 0.0 if unused."""
     if ACT == 3:
-        kept = unpack_bits(packed, BM, BN)
+        kept = unpack_signs(packed, BM, BN)
     else:
         kept = 0.0
     return kept

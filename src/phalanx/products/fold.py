@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from phalanx.kernels.batch_norm import flatten_pixels
+from phalanx.kernels.batch_norm import backward_vectors, finish_statistics
 from phalanx.kernels.fused import find_fused_for
-from phalanx.kernels.image_layout import new_image
+from phalanx.kernels.image_layout import new_image, to_rows
 from phalanx.products.conv import widen
 
 # --- forward ---
@@ -40,7 +40,7 @@ def gram_matrix(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def gram_matrix_reference(x: Tensor) -> tuple[Tensor, Tensor]:
     """`gram_matrix` in torch's own operations."""
-    rows = widen(flatten_pixels(x))
+    rows = widen(to_rows(x))
     return rows.t() @ rows, rows.sum(0)
 
 
@@ -64,18 +64,18 @@ def gram_matrix_of_input_reference(
     x: Tensor, v: Tensor | None, stride: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`gram_matrix_of_input` in torch's own operations."""
-    kept = new_image(x, *_find_subsampled_shape(x, stride)).copy_(x[:, :, ::stride, ::stride])
+    y = new_image(x, *_find_subsampled_shape(x, stride)).copy_(x[:, :, ::stride, ::stride])
     if v is not None:
-        rows = (widen(flatten_pixels(kept)) * v[2] + v[3]).relu()
-        flatten_pixels(kept).copy_(rows)
-    return kept, *gram_matrix_reference(kept)
+        rows = (widen(to_rows(y)) * v[2] + v[3]).relu()
+        to_rows(y).copy_(rows)
+    return y, *gram_matrix_reference(y)
 
 
 @gram_matrix_of_input.register_fake
 def _(x: Tensor, v: Tensor | None, stride: int) -> tuple[Tensor, Tensor, Tensor]:
     c = x.shape[1]
-    kept = new_image(x, *_find_subsampled_shape(x, stride))
-    return kept, _new_floats(x, c, c), _new_floats(x, c)
+    y = new_image(x, *_find_subsampled_shape(x, stride))
+    return y, _new_floats(x, c, c), _new_floats(x, c)
 
 
 @custom_op("phalanx::fold_covariance", mutates_args=())
@@ -114,14 +114,7 @@ def fold_statistics(
         return fused(folded, affine, running, count, eps, momentum)
     sums, w, t = folded
     mean, variance = widen(w) @ (sums / count), (widen(w) * t).sum(1).clamp_min(0)
-    rstd = torch.rsqrt(variance + eps)
-    if running:
-        running[0].lerp_(mean.to(running[0].dtype), momentum)
-        unbiased = variance * (count / max(count - 1, 1))
-        running[1].lerp_(unbiased.to(running[1].dtype), momentum)
-        running[2].add_(1)
-    scale = affine[0] * rstd
-    return torch.stack([mean, rstd, scale, affine[1] - mean * scale])
+    return finish_statistics(mean, variance, affine, running, count, eps, momentum)
 
 
 @fold_statistics.register_fake
@@ -153,10 +146,8 @@ def fold_gradient_reference(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`fold_gradient` in torch's own operations."""
     (sums, w, t), (mean, rstd, scale, _) = folded, v
-    dgamma = ((raw * widen(w)).sum(1) - mean * s) * rstd
-    dw = raw - torch.outer(s, sums / count) - (rstd * dgamma)[:, None] * t
-    slope = scale * rstd * dgamma / count
-    u = torch.stack([dgamma, s, scale, -slope, slope * mean - scale * s / count])
+    u = backward_vectors(s, (raw * widen(w)).sum(1) - mean * s, v, count)
+    dw = raw - torch.outer(s, sums / count) - (rstd * u[0])[:, None] * t
     return (scale[:, None] * dw).to(dtype), (scale[:, None] * widen(w)).to(w.dtype), u
 
 

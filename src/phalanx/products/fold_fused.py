@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, make_tiles
+from phalanx.kernels.norm_finish_fused import update_running
 
 _COVARIANCE_TILES = make_tiles("BN BK", (32, 64, 4, 3), (16, 64, 4, 3))
 _STATISTICS_TILES = make_tiles("BN BK", (8, 64, 4, 3))  # only one: timing would repeat an update
@@ -37,19 +38,6 @@ def _fold_covariance(gram, sums, w, t, M, K, BN: tl.constexpr, BK: tl.constexpr)
 
 
 @triton.jit
-def _update_running(running_mean, running_var, batches, n, mean, var, M, momentum):
-    """Update the running statistics as torch does."""
-    old = tl.load(running_mean + n).to(tl.float32)
-    tl.store(running_mean + n, (old + momentum * (mean - old)).to(running_mean.dtype.element_ty))
-    old = tl.load(running_var + n).to(tl.float32)
-    unbiased = var * (M / tl.maximum(M - 1, 1))
-    value = old + momentum * (unbiased - old)
-    tl.store(running_var + n, value.to(running_var.dtype.element_ty))
-    if tl.program_id(0) == 0:
-        tl.store(batches, tl.load(batches) + 1)
-
-
-@triton.jit
 def _fold_statistics(
     sums, w, t, weight, bias, running_mean, running_var, batches, v, M, N, K, eps, momentum,
     RUNNING: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -70,7 +58,7 @@ def _fold_statistics(
     tl.store(v + 2 * N + n, scale)
     tl.store(v + 3 * N + n, tl.load(bias + n).to(tl.float32) - mean * scale)
     if RUNNING:
-        _update_running(running_mean, running_var, batches, n, mean, var, M, momentum)
+        update_running(running_mean, running_var, batches, n, mean, var, M, N, momentum)
 
 
 @triton.jit

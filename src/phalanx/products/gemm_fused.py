@@ -11,6 +11,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from phalanx.kernels.norm_passes_fused import sum_rows_by_thread
 from phalanx.products.epilogue_fused import (
     apply_affine,
     apply_gate,
@@ -80,13 +81,6 @@ def gemm(
     store_sums(s, tl.where(ok, acc, 0.0), gates, row, tl.cdiv(M, BM), n, N, SUMS)
 
 
-@triton.jit
-def _add_own_rows(acc, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr):
-    """acc [BM, BN] summed over the rows that one thread holds: [WARPS, 8, BN]."""
-    parts = tl.reshape(acc, (BM // (16 * WARPS), WARPS, 2, 8, BN))
-    return tl.sum(tl.sum(parts, 2), 0)
-
-
 @triton.jit(repr=lambda info: "rows_" + _describe_flags(info), do_not_specialize=["H", "W"])
 def gemm_rows(
     a, b, a2, b2, beta, out, v, add, gate, gv, bits, s, M, N, P, H, W,
@@ -133,9 +127,9 @@ def gemm_rows(
         if (SUMS > 0) and (AFFINE > 0):  # otherwise rows beyond M are zero
             acc = tl.where(ok, acc, 0.0)
         if SUMS > 0:
-            total += _add_own_rows(acc, BM, BN, WARPS)
+            total += sum_rows_by_thread(acc, BM, BN, WARPS)
         if SUMS > 1:
-            second += _add_own_rows(second_summand(acc, gates, SUMS), BM, BN, WARPS)
+            second += sum_rows_by_thread(second_summand(acc, gates, SUMS), BM, BN, WARPS)
     if SUMS > 0:
         tl.store(s + first * N + n, tl.sum(tl.sum(total, 1), 0))
     if SUMS > 1:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from phalanx.kernels.batch_norm import flatten_pixels, unpack_signs
+from phalanx.kernels.batch_norm import unpack_signs
 from phalanx.kernels.fused import find_fused_for
-from phalanx.kernels.image_layout import new_image, to_image
+from phalanx.kernels.image_layout import new_image, to_image, to_rows
 from phalanx.products.conv import widen
 
 # --- of a convolution whose norm was known beforehand (phalanx.products.fold) ---
@@ -19,7 +19,7 @@ from phalanx.products.conv import widen
 def weight_gradient(g: Tensor, x: Tensor) -> Tensor:
     """g^T x: float32 [out, in]."""
     fused = find_fused_for(x, "phalanx.products.gram_fused.multiply_transposed")
-    return (fused or _multiply_transposed)(flatten_pixels(g), flatten_pixels(x))
+    return (fused or _multiply_transposed)(to_rows(g), to_rows(x))
 
 
 def _multiply_transposed(x: Tensor, y: Tensor) -> Tensor:
@@ -46,8 +46,8 @@ def input_gradient_reference(g: Tensor, wa: Tensor, x: Tensor, q: Tensor, const:
 
 def _input_rows(g: Tensor, wa: Tensor, x: Tensor, q: Tensor, const: Tensor) -> Tensor:
     """The gradient of a convolution's input, including that through its norm's statistics."""
-    through_norm = widen(flatten_pixels(x)) @ widen(q) * const[-1] + const[:-1]
-    return widen(flatten_pixels(g)) @ widen(wa) + through_norm
+    through_norm = widen(to_rows(x)) @ widen(q) * const[-1] + const[:-1]
+    return widen(to_rows(g)) @ widen(wa) + through_norm
 
 
 @input_gradient.register_fake
@@ -71,7 +71,7 @@ def input_gradient_gated_reference(
     g: Tensor, wa: Tensor, x: Tensor, q: Tensor, const: Tensor, b: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`input_gradient_gated` in torch's own operations."""
-    before = widen(flatten_pixels(b))
+    before = widen(to_rows(b))
     rows = _input_rows(g, wa, x, q, const) * (before * v[2] + v[3] > 0)
     return to_image(rows.to(x.dtype), x), torch.stack([rows.sum(0), (rows * before).sum(0)])
 
@@ -100,12 +100,12 @@ def skip_gradient_reference(da: Tensor, w: Tensor, dz: Tensor) -> Tensor:
 
 def _skip_rows(da: Tensor, w: Tensor, dz: Tensor) -> Tensor:
     """The gradient of a block's input from its first convolution and its shortcut."""
-    rows = widen(flatten_pixels(da)) @ widen(w)
+    rows = widen(to_rows(da)) @ widen(w)
     whole = dz
     if dz.shape[2:] != da.shape[2:]:
         whole = dz.new_zeros((*dz.shape[:2], *da.shape[2:]))
         whole[:, :, ::2, ::2] = dz
-    return rows + widen(flatten_pixels(whole))
+    return rows + widen(to_rows(whole))
 
 
 @skip_gradient.register_fake
@@ -125,7 +125,7 @@ def skip_gradient_gated_reference(
 ) -> tuple[Tensor, Tensor]:
     """`skip_gradient_gated` in torch's own operations."""
     image = to_image(_skip_rows(da, w, dz), da)
-    rows = flatten_pixels(image * unpack_signs(bits, image))
+    rows = to_rows(image * unpack_signs(bits, image))
     return to_image(rows.to(da.dtype), da), rows.sum(0)
 
 
@@ -148,7 +148,7 @@ def mask_gradient(dy: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
 def mask_gradient_reference(dy: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
     """`mask_gradient` in torch's own operations."""
     masked = new_image(dy, *dy.shape[1:]).copy_(dy * unpack_signs(bits, dy))
-    return masked, widen(flatten_pixels(masked)).sum(0)
+    return masked, widen(to_rows(masked)).sum(0)
 
 
 @mask_gradient.register_fake

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, make_tiles
 from phalanx.kernels.image_layout import is_expanded, new_image
-from phalanx.products.epilogue_fused import load_bytes, unpack_bits
+from phalanx.kernels.norm_passes_fused import unpack_signs
+from phalanx.products.epilogue_fused import load_bytes
 from phalanx.products.sums_fused import add_rows
 
 _TILES = make_tiles("BM BC", (32, 64, 4, 3), (16, 128, 4, 3))
@@ -33,7 +34,7 @@ def _mask(
         packed = load_bytes(bits, m, M, C, column, 3, BM, BC)
         row = m // PIXELS if SPREAD else m
         value = tl.load(dy + row[:, None] * C + c[None, :], mask=ok, other=0.0)
-        value = tl.where(unpack_bits(packed, BM, BC) > 0, value.to(tl.float32), 0.0)
+        value = tl.where(unpack_signs(packed, BM, BC) > 0, value.to(tl.float32), 0.0)
         tl.store(out + o, value.to(out.dtype.element_ty), mask=ok)
         total += value
     tl.store(s + g * C + c, tl.sum(total, 0))
@@ -43,9 +44,9 @@ def mask_fused(dy: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
     """The masked gradient, and its column sums."""
     n, c, h, w = dy.shape
     m = n * h * w
-    groups = max(1, min(_PROGRAMS * 64 // c, triton.cdiv(m, 128)))
-    out, s = new_image(dy, c, h, w), torch.empty((1, groups, c), device=dy.device)
+    programs = max(1, min(_PROGRAMS * 64 // c, triton.cdiv(m, 128)))
+    out, s = new_image(dy, c, h, w), torch.empty((1, programs, c), device=dy.device)
     tiles = [t for t in _TILES if c % t["BC"] == 0]
-    args = (dy, bits, out, s, m, c, groups, h * w)
-    CHOICES.run(_mask, lambda t: (c // t["BC"], groups), args, tiles, SPREAD=int(is_expanded(dy)))
+    args = (dy, bits, out, s, m, c, programs, h * w)
+    CHOICES.run(_mask, lambda t: (c // t["BC"], programs), args, tiles, SPREAD=int(is_expanded(dy)))
     return out, add_rows(s).view(-1)

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
+from phalanx.kernels.image_layout import count_rows
 from phalanx.products.product_fused import (
-    KEEP_BITS,
-    KEEP_NORMAL,
+    MASK_BY_BITS,
+    MASK_BY_NORM,
     RELU,
     TOTAL,
     WITH_GATE,
@@ -28,8 +29,7 @@ def conv_norm_relu_fused(
     x: Tensor, w: Tensor, v: Tensor, residual: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The convolution with a norm, residual and ReLU."""
-    pixels = x.numel() // x.shape[1]
-    bits = torch.empty((pixels, len(w) // 8), device=x.device, dtype=torch.uint8)
+    bits = torch.empty((count_rows(x), len(w) // 8), device=x.device, dtype=torch.uint8)
     return multiply(x, w, trans=True, norm=v, add=residual, act=RELU, bits=bits)[0], bits
 
 
@@ -43,7 +43,7 @@ def input_gradient_gated_fused(
 ) -> tuple[Tensor, Tensor]:
     """The gradient before the ReLU of a convolution's input, with the sums of the norm there."""
     pre, gate = (x, q, const[-1:]), (b, v)
-    return multiply(g, wa, pre=pre, shift=const, act=KEEP_NORMAL, gate=gate, sums=WITH_GATE)
+    return multiply(g, wa, pre=pre, shift=const, act=MASK_BY_NORM, gate=gate, sums=WITH_GATE)
 
 
 def skip_gradient_fused(da: Tensor, w: Tensor, dz: Tensor) -> Tensor:
@@ -55,5 +55,5 @@ def skip_gradient_gated_fused(
     da: Tensor, w: Tensor, dz: Tensor, bits: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradient before the ReLU that made a block's input, with its sums."""
-    dx, sums = multiply(da, w, add=dz, act=KEEP_BITS, bits=bits, sums=TOTAL)
+    dx, sums = multiply(da, w, add=dz, act=MASK_BY_BITS, bits=bits, sums=TOTAL)
     return dx, sums.view(-1)

@@ -10,14 +10,13 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from phalanx.kernels.batch_norm import flatten_pixels
 from phalanx.kernels.choices import CHOICES, Launch, Tile, make_tiles
 from phalanx.kernels.gpu import Gpu, count_persistent_bytes, find_gpu
-from phalanx.kernels.image_layout import new_image
+from phalanx.kernels.image_layout import new_image, to_rows
 from phalanx.products.gemm_fused import gemm, gemm_rows, gemm_tma
 from phalanx.products.sums_fused import add_rows
 
-RELU, KEEP_BITS, KEEP_NORMAL = 1, 3, 4  # ACT
+RELU, MASK_BY_BITS, MASK_BY_NORM = 1, 3, 4  # ACT
 TOTAL, WITH_GATE, WITH_SQUARE = 1, 2, 3  # SUMS
 _SHIFT, _SCALE_SHIFT = 1, 2  # AFFINE
 _SAME_PIXELS, _EVEN_PIXELS = 1, 2  # ADD
@@ -89,7 +88,7 @@ class _Product:
         """The launch of gemm_rows with one tile; none if it does not fit into shared memory."""
         rows, columns = tile["BM"], tile["BN"]
         depth, warps = tile["num_stages"], tile["num_warps"]
-        read = (self.flags["ADD"] > 0) + (self.flags["ACT"] == KEEP_NORMAL)
+        read = (self.flags["ADD"] > 0) + (self.flags["ACT"] == MASK_BY_NORM)
         needed = count_persistent_bytes(
             rows, columns, depth=self.k + self.k2, stages=depth, images_read=read
         )
@@ -121,11 +120,11 @@ class _Product:
         (a, b, a2, b2, *rest), flags = self.operands, self.flags
         bm, bn, bk = tile["BM"], tile["BN"], tile["BK"]
         weights = _make_descriptor(b, bn, bk) if flags["TRANS"] else _make_descriptor(b, bk, bn)
-        factors = (_make_descriptor(flatten_pixels(a), bm, bk), weights, None, None)
+        factors = (_make_descriptor(to_rows(a), bm, bk), weights, None, None)
         if a2 is not None:
             factors = (
                 *factors[:2],
-                _make_descriptor(flatten_pixels(a2), bm, bk),
+                _make_descriptor(to_rows(a2), bm, bk),
                 _make_descriptor(b2, bk, bn),
             )
         programs, is_persistent = self.count_tiles(tile), tile["OCCUPANCY"] > 0
@@ -163,19 +162,21 @@ def multiply(
 ) -> tuple[Tensor, Tensor]:
     """The product of an image's pixels with b, and its column sums [0, 1 or 2, N].
 
-    pre: a2, b2 and beta. shift: added to each row. norm: vectors whose scale and shift are applied.
-    gate: an image and its norm's vectors.
+    trans: b is [N, K] instead of [K, N]. pre: a2, b2 and beta, whose product is added. shift: added
+    to each row. norm: vectors whose scale and shift are applied instead. add: an image to add.
+    act, sums: flags of epilogue_fused. bits: the mask that `act` stores or applies. gate: for
+    MASK_BY_NORM and WITH_GATE, an image and its norm's vectors.
     """
     n, k, h, w = a.shape
     width, m = b.shape[0 if trans else 1], n * h * w
     out = new_image(a, width, h, w)
-    count = min(sums, 2)
-    rows = max(triton.cdiv(m, 64), _MOST_PROGRAMS)  # of partial sums: no kernel writes more
-    s = torch.empty(count * rows * width, device=a.device)
+    planes = min(sums, 2)  # of column sums
+    most_partials = max(triton.cdiv(m, 64), _MOST_PROGRAMS)  # no kernel writes more rows
+    s = torch.empty(planes * most_partials * width, device=a.device)
     a2, b2, beta = pre or (None, None, None)
-    adding = 0 if add is None else _SAME_PIXELS if add.shape == out.shape else _EVEN_PIXELS
+    added = 0 if add is None else _SAME_PIXELS if add.shape == out.shape else _EVEN_PIXELS
     affine = _SCALE_SHIFT if norm is not None else 0 if shift is None else _SHIFT
-    flags = {"TRANS": int(trans), "PRE": int(pre is not None), "AFFINE": affine, "ADD": adding}
+    flags = {"TRANS": int(trans), "PRE": int(pre is not None), "AFFINE": affine, "ADD": added}
     flags |= {"ACT": act, "SUMS": sums}
     v = shift if norm is None else norm
     operands = (a, b, a2, b2, beta, out, v, add, *(gate or (None, None)), bits, s)
@@ -183,7 +184,10 @@ def multiply(
     product = _Product(operands, m, width, k, k2, h, w, flags)
     launches = [*product.list_gemm_launches(), *product.list_rows_launches()]
     used = CHOICES.launch_fastest([*launches, *product.list_tma_launches()])
-    if not count:
+    if not planes:
         return out, s.view(0, width)
-    partials = used.args[14] if used.kernel is gemm_rows else triton.cdiv(m, used.tile["BM"])
-    return out, add_rows(s[: count * partials * width].view(count, partials, width))
+    if used.kernel is gemm_rows:
+        partials = used.grid[0] // (width // used.tile["BN"])
+    else:
+        partials = triton.cdiv(m, used.tile["BM"])
+    return out, add_rows(s[: planes * partials * width].view(planes, partials, width))

@@ -32,10 +32,10 @@ def add_rows(p: Tensor) -> Tensor:
     return _add_rows_to(p, 1).squeeze(1)
 
 
-def _add_rows_to(p: Tensor, groups: int) -> Tensor:
-    """[P, R, C] summed to [P, groups, C]."""
+def _add_rows_to(p: Tensor, fewer: int) -> Tensor:
+    """[P, R, C] summed to [P, fewer, C]."""
     count, rows, c = p.shape
-    out = torch.empty((count, groups, c), device=p.device)
-    args = (p, out, rows, c, groups)
-    CHOICES.run(_sum_rows, lambda t: (triton.cdiv(c, t["BC"]), groups, count), args, _TILES)
+    out = torch.empty((count, fewer, c), device=p.device)
+    args = (p, out, rows, c, fewer)
+    CHOICES.run(_sum_rows, lambda t: (triton.cdiv(c, t["BC"]), fewer, count), args, _TILES)
     return out

@@ -49,8 +49,8 @@ class Console:
     ):
         self.total_steps, self.epochs = total_steps, epochs
         # a program without standard output, such as a service, trains silently
-        self._given = stream or sys.stdout or io.StringIO()
-        self.stream = raw_stream(self._given)
+        self._original_stream = stream or sys.stdout or io.StringIO()
+        self.stream = raw_stream(self._original_stream)
         self.log_file = log_file
         self._rich = RichConsole(file=self.stream, highlight=False, soft_wrap=True)
         self.is_live = self.stream.isatty() and not self._rich.is_dumb_terminal
@@ -159,7 +159,7 @@ class Console:
         if self.is_live:
             discard_output(self.stream)
         else:
-            defer_output_error(self._given, cause, log=self.log_file)
+            defer_output_error(self._original_stream, cause, log=self.log_file)
 
     def _append_to_log(self, text: str) -> None:
         if self.log_file:

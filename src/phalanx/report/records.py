@@ -70,7 +70,7 @@ class Records:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._waiting: dict[str, str] = {}
+        self._buffered: dict[str, str] = {}
         self._checksums: dict[str, tuple[int, int]] = {}  # as last computed
 
     def add_steps(self, rows: Iterable[StepRow]) -> None:
@@ -95,12 +95,12 @@ class Records:
 
     def flush(self, *, sync: bool = False) -> None:
         """Append buffered lines to the files; with `sync`, fsync all of them."""
-        names = list(self._waiting)
+        names = list(self._buffered)
         if sync:  # also what was appended before: a checkpoint depends on all of it
-            has_averages = AVERAGED_FILE in self._waiting or (self.folder / AVERAGED_FILE).exists()
+            has_averages = AVERAGED_FILE in self._buffered or (self.folder / AVERAGED_FILE).exists()
             names = [_METRICS_FILE, TRAINING_FILE, VALIDATION_FILE, *[AVERAGED_FILE] * has_averages]
         for name in names:
-            _append(self.folder / name, self._waiting.pop(name, ""), sync=sync)
+            _append(self.folder / name, self._buffered.pop(name, ""), sync=sync)
 
     def compute_checksums(self, *, last_step: int | None) -> dict[str, tuple[int, int]]:
         """The size and CRC-32 of each existing file, to be stored in a checkpoint.
@@ -134,7 +134,7 @@ class Records:
                 write_atomically(path, kept)
 
     def _add(self, name: str, text: str) -> None:
-        self._waiting[name] = self._waiting.get(name, "") + text
+        self._buffered[name] = self._buffered.get(name, "") + text
 
 
 def find_changed_record(folder: Path, checksums: dict[str, tuple[int, int]]) -> str:

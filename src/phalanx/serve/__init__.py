@@ -1,1 +1,1 @@
-"""The server: one model over HTTP, in three dialects, with requests put together into batches."""
+"""The server: one model over HTTP, in three protocols; requests are combined into batches."""

@@ -1,10 +1,10 @@
-"""What a client is refused with: a status, what is wrong, and the way out."""
+"""How a request is refused: a status, what is wrong, and how to fix it."""
 
 from collections.abc import Mapping
 
 
 class ApiError(Exception):
-    """An answer that is no result; the message says what is wrong and what to do."""
+    """A response other than a result; the message says what is wrong and what to do."""
 
     def __init__(
         self, status: int, message: str, *, headers: Mapping[str, str] | None = None
@@ -14,11 +14,11 @@ class ApiError(Exception):
 
 
 class ClientDisconnected(Exception):
-    """The client closed its connection before its request was whole; nobody wants an answer."""
+    """The client closed its connection before its request was complete; no response is needed."""
 
 
 def refuse_busy(why: str, wait_s: float = 1.0) -> ApiError:
-    """429: there is too much to do already; wait_s: when to come again."""
+    """429: the server is overloaded; wait_s: after how many seconds to retry."""
     return ApiError(
         429, f"{why}; send it again later", headers={"Retry-After": f"{max(1, round(wait_s))}"}
     )

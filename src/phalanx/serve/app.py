@@ -1,4 +1,4 @@
-"""The application: routes, keys, the form of errors, and what is logged and counted."""
+"""The application: routes, API key, format of errors, request log and counters."""
 
 import hmac
 import logging
@@ -28,17 +28,17 @@ from phalanx.serve.web_page import routes as page_routes
 _LOGGER = logging.getLogger("phalanx.serve")
 _OPEN_PATHS = ("/health", "/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs")
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
-_CLIENT_CLOSED_REQUEST = 499  # nobody gets it: what logs call a request whose client has gone
+_CLIENT_CLOSED_REQUEST = 499  # never sent: what logs say of a request whose client has disconnected
 _PATH_SHOWN = 200
-_NO_ROUTE = "other"  # what counters call all paths that nothing is at
+_NO_ROUTE = "other"  # the route of all unknown paths, in counters
 _DOCS_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
-WriteLogLine = Callable[[bytes], None]  # takes a line
+WriteLogLine = Callable[[bytes], None]  # appends a line to the log
 
 
 def build_app(
     service: Service, *, url: str, api_key: str, log: WriteLogLine | None
 ) -> "RequestMiddleware":
-    """All routes of a service; url: its address; api_key: what a client must show, if anything."""
+    """All routes of a service; url: its address; api_key: the key clients must send, if any."""
     routes = [
         *PredictApi(service).routes,
         *TensorflowApi(service).routes,
@@ -50,14 +50,13 @@ def build_app(
     handlers: Any = {ApiError: _describe_api_error, HTTPException: _describe_http_error}
     inner = ExceptionMiddleware(Router(routes, redirect_slashes=False), handlers)
     open_paths = {*_OPEN_PATHS, *(route.path for route in page_routes)}
-    names = {
-        route.endpoint: route.path_format for route in reversed(routes)
-    }  # the shortest of each
+    # of an endpoint with several paths, the shortest
+    names = {route.endpoint: route.path_format for route in reversed(routes)}
     return RequestMiddleware(inner, service, names, open_paths, api_key=api_key, log=log)
 
 
 def _build_own_routes(service: Service, *, url: str, needs_key: bool) -> list[Route]:
-    """Health, metrics, and what there is."""
+    """Health, metrics and documentation."""
     document = build_openapi(service, url=url, needs_key=needs_key)
     page = build_docs_page(document)
 
@@ -90,7 +89,7 @@ async def _describe_api_error(request: Request, error: ApiError) -> Response:
 
 
 async def _describe_http_error(request: Request, error: HTTPException) -> Response:
-    """A path or method that there is not, in the form of all errors."""
+    """An unknown path or method, in the format of all errors."""
     path = request.scope["path"][:_PATH_SHOWN]
     texts = {
         404: f"nothing is at {path}; /docs lists what there is",
@@ -104,9 +103,9 @@ async def _describe_http_error(request: Request, error: HTTPException) -> Respon
 
 
 class RequestMiddleware:
-    """Around all routes: asks for the key, and logs and counts every request.
+    """Wraps all routes: checks the API key, and logs and counts every request.
 
-    What fails unforeseen is a mistake of the server: the client gets 500, the log the reason.
+    An unexpected exception is a bug of the server: the client gets 500, the log the traceback.
     """
 
     def __init__(
@@ -120,15 +119,15 @@ class RequestMiddleware:
         log: WriteLogLine | None,
     ) -> None:
         self._app, self._service, self._log = app, service, log
-        self._names = names  # of routes, by the functions that answer there
+        self._names = names  # of routes, by their handlers
         self._key, self._open_paths = api_key.encode(), open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Handle a request."""
         if scope["type"] != "http":
             return
         record = scope[RECORD_KEY] = RequestRecord()
-        scope["app"] = self  # routes raise what they find wrong where there is an app
+        scope["app"] = self  # without an app, starlette's routes would respond to errors themselves
         status, sent = 0, 0
 
         async def count_and_send(message: Message) -> None:
@@ -162,12 +161,12 @@ class RequestMiddleware:
     def record_refusal(
         self, client: tuple[str, int] | None, path: str, status: int, why: str
     ) -> None:
-        """Count and log what the connection refused, before there was a request to handle."""
+        """Count and log a request that the connection refused before it could be handled."""
         scope = {"method": "", "path": path, "client": client}
         self._record_request(scope, RequestRecord(error=why), status, 0)
 
     def _is_allowed(self, scope: Scope) -> bool:
-        """Whether a request needs no key, or shows the right one."""
+        """Whether a request needs no key, or has the right one."""
         if scope["path"] in self._open_paths:
             return True
         for name, value in scope["headers"]:
@@ -180,7 +179,7 @@ class RequestMiddleware:
         return False
 
     def _record_request(self, scope: Scope, record: RequestRecord, status: int, sent: int) -> None:
-        """Count the request, and write its line of the log."""
+        """Count the request, and write its line to the log."""
         took_s = time.perf_counter() - record.started_at
         method = scope["method"] if scope["method"] in _METHODS else "other"
         route = self._names.get(scope.get("endpoint"), _NO_ROUTE)

@@ -1,4 +1,4 @@
-"""Numbers of JSON to arrays, checked on the way: the shape, and that they are numbers."""
+"""Arrays from JSON, checked: their shape, and that they contain only numbers."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -50,7 +50,7 @@ def to_floats(flat: list[Any], what: str) -> NDArray[np.float32]:
 def to_bytes(flat: list[Any], what: str) -> NDArray[np.uint8]:
     """Numbers from 0 to 255 as bytes; raises ApiError for anything else."""
     values = to_floats(flat, what)
-    if values.size and not (values.min() >= 0 and values.max() <= 255):  # false for nan, too
+    if values.size and not (values.min() >= 0 and values.max() <= 255):  # also false for NaN
         raise ApiError(
             400,
             f"{what}: pixels must be from 0 to 255, these go from {values.min():g} to "

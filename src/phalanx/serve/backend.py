@@ -1,4 +1,4 @@
-"""What answers batches: a file that was exported, or a run; and what a file is that is no model."""
+"""The models that can be served: an exported file or a run; and what else a path may be."""
 
 import codecs
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ SHAPES = {"tensor": lambda size: (3, size, size), "image": lambda size: (size, s
 
 
 class Backend(Protocol):
-    """A model that is ready to answer, called by one thread at a time."""
+    """A model that computes outputs; called by one thread at a time."""
 
     @property
     def path(self) -> Path:
@@ -29,22 +29,22 @@ class Backend(Protocol):
 
     @property
     def metadata(self) -> ModelMetadata:
-        """What it takes and gives."""
+        """Its inputs and outputs."""
 
     @property
     def runtime(self) -> str:
-        """What runs it, and where: "onnxruntime 1.31.1, cpu"."""
+        """The library and device that run it: "onnxruntime 1.31.1, cpu"."""
 
     @property
     def batch_sizes(self) -> Sequence[int]:
-        """Sizes of batches that it is fast with; none where any will do."""
+        """The batch sizes at which it is fast; empty if all are."""
 
     @property
     def input_kinds(self) -> Sequence[str]:
-        """The rows that it takes, "tensor" or "image" as in the metadata."""
+        """The kinds of rows that it accepts, "tensor" or "image" as in the metadata."""
 
     def run(self, rows: Rows) -> Outputs:
-        """The outputs for a batch of rows in the form that the metadata describes."""
+        """The outputs for a batch of rows of one of these kinds."""
         ...
 
 
@@ -55,13 +55,13 @@ class BackendOptions:
     device: str  # "cpu", "cuda", "cuda:1"
     threads: int  # of each model
     max_batch: int
-    flags: Mapping[str, str]  # as typed, for a run, which has options of its own
+    flags: Mapping[str, str]  # as typed; only a run, which has options of its own, needs them
     checkpoint: str | None = None  # of a run: which one
     averaged: bool = False  # the moving average of its weights
 
 
 def open_backends(path: Path, options: BackendOptions, *, count: int) -> list[Backend]:
-    """So many instances of the model that a path stands for; UserError where it is none."""
+    """Several instances of the model at a path; UserError if it is not a model."""
     _refuse_no_model(path)
     if not is_exported_model(path):
         from phalanx.serve.torch_backend import TorchBackend
@@ -73,18 +73,18 @@ def open_backends(path: Path, options: BackendOptions, *, count: int) -> list[Ba
 
 
 def is_exported_model(path: Path) -> bool:
-    """Whether a path is a file with a network in it, rather than weights of a run."""
+    """Whether a path is an exported model, rather than the weights of a run."""
     return path.is_file() and path.name != AVERAGE_WEIGHTS
 
 
 class PaddedModel:
-    """A backend whose batches are filled up to sizes that it is fast with."""
+    """A backend whose batches are padded to sizes at which it is fast."""
 
     def __init__(self, backend: Backend, max_batch: int) -> None:
         self._backend, self._max_batch = backend, max_batch
 
     def run(self, rows: Rows) -> Outputs:
-        """The outputs for a batch, without those for the rows that fill it up."""
+        """The outputs for a batch, without those of the padding."""
         count = len(rows)
         size = next((size for size in self._backend.batch_sizes if size >= count), count)
         if size == count:
@@ -94,7 +94,7 @@ class PaddedModel:
         return {name: values[:count] for name, values in self._backend.run(padded).items()}
 
     def warm_up(self) -> None:
-        """Answer a batch of each size, or of the smallest and the largest; checks the outputs."""
+        """Run a batch of each size, or of the smallest and largest, and check the outputs."""
         metadata = self._backend.metadata
         for kind in self._backend.input_kinds:
             shape, dtype = SHAPES[kind](metadata.preprocessing.image_size), _DTYPES[kind]
@@ -104,7 +104,7 @@ class PaddedModel:
 
 
 def _refuse_outputs(where: object, metadata: ModelMetadata, outputs: Outputs, rows: int) -> None:
-    """Raise CheckpointError where what a model gives is not what its metadata says."""
+    """Raise CheckpointError if a model's outputs do not match its metadata."""
     logits = outputs.get(LOGITS)
     named = len(metadata.classes)
     if logits is None or logits.ndim != 2 or len(logits) != rows:
@@ -120,17 +120,17 @@ def _refuse_outputs(where: object, metadata: ModelMetadata, outputs: Outputs, ro
         )
 
 
-# --- what a file is ---
+# --- what kind of file it is ---
 
 _WAY_OUT = "name a run, a checkpoint, or a file that `phalanx export RUN --format onnx` wrote"
 _PT2 = "an exported program of torch (pt2), which the server does not run"
 _SAFETENSORS = "a safetensors file: weights without a program to run them"
 _ZIP, _SAFETENSORS_HEAD = b"PK\x03\x04", 8
-_HEAD = 64  # bytes that tell what a file is
+_HEAD = 64  # bytes that identify a kind of file
 
 
 def _refuse_no_model(path: Path) -> None:
-    """Raise CheckpointError for what is neither a run or checkpoint nor an ONNX file."""
+    """Raise CheckpointError for anything but a run, a checkpoint or an ONNX file."""
     try:
         if not path.exists():
             if is_preset(str(path)) or str(path) in MODELS:
@@ -147,7 +147,7 @@ def _refuse_no_model(path: Path) -> None:
 
 
 def _describe_folder(path: Path) -> str:
-    """What a folder is that is no run; empty for one that may be."""
+    """What a folder is, if it cannot be a run; empty if it may be one."""
     inside = {entry.name for entry in path.iterdir()}
     if not inside:
         return "an empty folder"
@@ -162,7 +162,7 @@ def _describe_folder(path: Path) -> str:
 
 
 def _describe_file(path: Path) -> str:
-    """What a file is that is no ONNX model; empty for one that may be."""
+    """What a file is, if it cannot be an ONNX model; empty if it may be one."""
     if not path.is_file():
         return "not a regular file"
     if not is_exported_model(path):
@@ -187,7 +187,7 @@ def refuse_text(path: Path) -> None:
 
 def _is_text(head: bytes) -> bool:
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # which may be cut in a character
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # it may end within a character
     except UnicodeDecodeError:
         return False
     return all(byte >= 32 or byte in b"\t\r\n" for byte in head)

@@ -1,7 +1,7 @@
-"""Rows of many requests to batches, and their answers back.
+"""Combines the rows of many requests into batches, and distributes the outputs.
 
-The event loop puts jobs into a queue; each model thread takes what has queued while its last batch
-ran. A model thread never waits for the event loop: it hands answers over and takes the next batch.
+The event loop appends jobs to a queue; each model thread takes what was queued while its last batch
+ran. A model thread never waits for the event loop: it hands over outputs and takes the next batch.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ from numpy.typing import NDArray
 
 from phalanx.serve.api_error import ApiError, refuse_busy
 
-Rows = NDArray[Any]  # of images, as the model takes them: the first dimension counts them
-Outputs = dict[str, NDArray[Any]]  # by name, a row for each image
+Rows = NDArray[Any]  # images as the model accepts them, one per row
+Outputs = dict[str, NDArray[Any]]  # by name, one row per image
 
 _LOGGER = logging.getLogger("phalanx.serve")
-_SMOOTHING = 0.1  # weight of the newest batch in the rate that Retry-After is told by
+_SMOOTHING = 0.1  # weight of the newest batch in the mean time per image
 
 
 class _BatchModel(Protocol):
-    """What answers a batch; called by one thread."""
+    """Computes the outputs of batches; called by one thread."""
 
     def warm_up(self) -> None:
-        """Get all ready that a first batch would wait for."""
+        """Prepare everything that the first batch would otherwise wait for."""
         ...
 
     def run(self, rows: Rows) -> Outputs:
@@ -41,7 +41,7 @@ class _BatchModel(Protocol):
 
 @dataclass(frozen=True)
 class BatchStats:
-    """What one batch of the model was, for those who count."""
+    """The facts about one batch, for counters."""
 
     images: int
     run_s: float
@@ -49,14 +49,14 @@ class BatchStats:
 
 
 class JobTiming(NamedTuple):
-    """Seconds that the rows of a request waited, and that the model took for them."""
+    """How many seconds the rows of a request waited, and the model took for them."""
 
     queue_s: float
     compute_s: float
 
 
 class _Job:
-    """The rows of one request: their way through the queue, and their answers."""
+    """The rows of one request, how many of them were taken, and their outputs so far."""
 
     def __init__(self, rows: Rows, is_abandoned: Callable[[], bool]) -> None:
         self.rows, self.is_abandoned = rows, is_abandoned
@@ -64,18 +64,18 @@ class _Job:
             asyncio.get_running_loop().create_future()
         )
         self.queued_at = time.perf_counter()
-        self.taken = 0  # rows that a model thread has; read and written under the queue's lock
+        self.taken = 0  # rows taken by model threads; read and written under the queue's lock
         self._started_at = 0.0
         self._answered = 0
         self._outputs: Outputs = {}
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Rows of one kind fit into one batch."""
+        """What rows must have in common to share a batch."""
         return (self.rows.dtype, self.rows.shape[1:])
 
     def receive(self, part: "_Part", outputs: Outputs, started_at: float, ended_at: float) -> None:
-        """Take the answers to some rows; those to all of them end the wait."""
+        """Store the outputs of some rows; once all have theirs, the wait ends."""
         if not self._answered:
             self._started_at = started_at
         count = part.end - part.begin
@@ -99,7 +99,7 @@ class _Job:
 
 
 def _call_in_event_loop(job: _Job, function: Callable[..., None], *args: Any) -> None:
-    """Have the event loop of a job call something; where it has ended, nobody waits any more."""
+    """Have the event loop of a job call a function; if the loop has ended, nobody waits for it."""
     with suppress(RuntimeError):
         job.future.get_loop().call_soon_threadsafe(function, *args)
 
@@ -119,7 +119,7 @@ class _Part(NamedTuple):
 
 
 class Reservation:
-    """Places in the queue for the images of one request, from before they are decoded on."""
+    """Places in the queue for the images of one request, held from before their decoding."""
 
     def __init__(self, batcher: "Batcher", images: int) -> None:
         self._batcher, self.left = batcher, images
@@ -127,16 +127,16 @@ class Reservation:
     async def run(
         self, rows: Rows, is_abandoned: Callable[[], bool] = lambda: False
     ) -> tuple[Outputs, JobTiming]:
-        """The outputs for rows, no more of them than places; is_abandoned: nobody waits for it."""
+        """The outputs for rows, at most as many as places; is_abandoned: whether nobody waits."""
         self.left -= len(rows)
         return await self._batcher.enqueue(rows, is_abandoned)
 
 
 class Batcher:
-    """A bounded queue of images, and a thread for each model that empties it.
+    """A bounded queue of images, and a thread for each model that takes batches from it.
 
-    max_wait_s: how long a batch that is not full waits for more. max_queue: images that may wait;
-    while so many do, requests are refused. on_batch: told of each batch, in the event loop.
+    max_wait_s: how long a batch that is not full waits for more images. max_queue: how many images
+    may wait before requests are refused. on_batch: called after each batch, in the event loop.
     """
 
     def __init__(
@@ -148,14 +148,14 @@ class Batcher:
         self._queue: deque[_Job] = deque()
         self._condition = threading.Condition()
         self._rows_queued = 0  # in the queue; under the lock, like the two below
-        self._waiting = 0  # in the queue or on their way into it
+        self._waiting = 0  # images in the queue, or with a reservation
         self._closed = False
-        self.is_broken = False  # a model thread has ended by a mistake
-        self._image_s = 0.0  # that the model takes for one, smoothed
+        self.is_broken = False  # a model thread has ended because of a bug
+        self._image_s = 0.0  # the model's time per image, smoothed
         self._threads: list[threading.Thread] = []
 
     def start(self, models: Sequence[_BatchModel]) -> None:
-        """Start a thread for each model, and wait until all are warm; raises what one raises."""
+        """Start a thread for each model, and wait until all are warm; raises their exceptions."""
         warm: list[Future[None]] = []
         for number, model in enumerate(models):
             warm.append(Future())
@@ -168,7 +168,7 @@ class Batcher:
             one.result()
 
     def close(self) -> None:
-        """End the threads once the queue is empty."""
+        """Stop the threads once the queue is empty."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
@@ -177,7 +177,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Images that no model has taken yet."""
+        """The number of images that no model has taken yet."""
         return self._waiting
 
     def refuse_full(self) -> None:
@@ -188,7 +188,7 @@ class Batcher:
 
     @contextmanager
     def reserve(self, images: int) -> Iterator[Reservation]:
-        """A block with places for so many images; raises 429 while the queue is full."""
+        """A context with places for that many images; raises 429 while the queue is full."""
         self.refuse_full()
         with self._condition:
             self._waiting += images
@@ -202,7 +202,7 @@ class Batcher:
     async def enqueue(
         self, rows: Rows, is_abandoned: Callable[[], bool]
     ) -> tuple[Outputs, JobTiming]:
-        """The outputs for rows that have been counted as waiting."""
+        """The outputs for rows that already have places."""
         job = _Job(rows, is_abandoned)
         with self._condition:
             if self.is_broken:
@@ -218,7 +218,7 @@ class Batcher:
                 self._cancel_job(job)
 
     def _cancel_job(self, job: _Job) -> None:
-        """Take a job out of the queue that nobody waits for any more."""
+        """Remove a job for which nobody waits any more."""
         with self._condition:
             if job in self._queue:
                 self._queue.remove(job)
@@ -233,8 +233,8 @@ class Batcher:
 
     def _run_model(self, model: _BatchModel, warm: "Future[None]") -> None:
         try:
-            model.warm_up()  # here, since libraries keep what they measured for each thread
-        except Exception as error:  # noqa: BLE001 - raised again by who waits for it
+            model.warm_up()  # here, because libraries keep their measurements per thread
+        except Exception as error:  # noqa: BLE001 - raised again by `start`
             warm.set_exception(error)
             return
         warm.set_result(None)
@@ -259,7 +259,7 @@ class Batcher:
         _call_in_event_loop(parts[0].job, self._deliver, parts, found, started_at, ended_at)
 
     def _fail_all(self) -> None:
-        """Refuse what waits and what comes: whoever watches `is_broken` ends the server."""
+        """Refuse all jobs, now and later; the server, which watches `is_broken`, will stop."""
         with self._condition:
             self.is_broken = True
             while self._queue:
@@ -268,7 +268,7 @@ class Batcher:
                 _call_in_event_loop(job, job.fail, _refuse_broken())
 
     def _take_batch(self) -> list[_Part]:
-        """The rows of the next batch, oldest first; none once the queue is closed and empty."""
+        """The rows of the next batch, oldest first; empty once the queue is closed and empty."""
         with self._condition:
             while True:
                 while not self._queue and not self._closed:
@@ -309,7 +309,7 @@ class Batcher:
         self._rows_queued -= taken
         self._waiting -= taken
         if self._queue:
-            self._condition.notify()  # another model may begin with the rest
+            self._condition.notify()  # another model may take the rest
         return parts
 
     # --- back in the event loop ---

@@ -1,4 +1,4 @@
-"""Bodies of requests: read within limits of size and time, decompressed, and split into files."""
+"""Request bodies: read within limits of size and time, decompressed, and split into files."""
 
 import asyncio
 import re
@@ -12,7 +12,7 @@ from phalanx.serve.api_error import ApiError, ClientDisconnected, refuse_busy
 from phalanx.serve.images import ImageFile
 from phalanx.units import format_bytes
 
-_ENCODINGS = {"gzip": 31, "deflate": 47}  # zlib's window: gzip alone; zlib or gzip by its header
+_ENCODINGS = {"gzip": 31, "deflate": 47}  # zlib's wbits: only gzip; zlib or gzip, by the header
 _BOUNDARY = re.compile(r'boundary="?([^";,]{1,70})"?', re.IGNORECASE)
 _FILENAME = re.compile(rb'filename="((?:[^"\\]|\\.)*)"', re.IGNORECASE)
 _FILENAME_STAR = re.compile(rb"filename\*=(?:utf-8|iso-8859-1)'[^']*'([^;\s]+)", re.IGNORECASE)
@@ -20,29 +20,29 @@ _MAX_PART_HEADERS = 16 * 1024
 
 
 class BodyReader:
-    """Reads bodies; all that are in memory at once share a limit.
+    """Reads bodies; all those in memory at the same time share a limit, `total_bytes`.
 
-    max_bytes: of one body. max_s: from the headers to its last byte. Connections count what they
-    hold, from its first byte until it is answered, and decompressed bodies count as well.
+    max_bytes: of one body. max_s: from the headers to the last byte. Connections count the bytes
+    they hold until the response is sent; decompressed bodies count as well.
     """
 
     def __init__(self, *, max_bytes: int, max_s: float, total_bytes: int) -> None:
         self.max_bytes, self._max_s, self._total_bytes = max_bytes, max_s, total_bytes
-        self._held = 0  # bytes, as sent and decompressed; counted by several threads
+        self._held = 0  # bytes, both as sent and decompressed; changed by several threads
         self._lock = threading.Lock()
 
     @property
     def is_over_limit(self) -> bool:
-        """Whether all bodies together are too large."""
+        """Whether all bodies together exceed their limit."""
         return self._held > self._total_bytes
 
     def add_held_bytes(self, size: int) -> None:
-        """So many more bytes are in memory, or fewer."""
+        """Add to the number of bytes in memory; negative when bytes are freed."""
         with self._lock:
             self._held += size
 
     async def read(self, request: Request) -> bytes:
-        """The whole body as it came; raises ApiError or ClientDisconnected."""
+        """The whole body as sent; raises ApiError or ClientDisconnected."""
         length = request.headers.get("content-length", "")
         if length.isdecimal():
             self._refuse_large(int(length))
@@ -83,7 +83,7 @@ class BodyReader:
             )
 
     def decompress(self, body: bytes, encoding: str) -> bytes:
-        """The body without its Content-Encoding, which the caller counts; raises ApiError."""
+        """The decompressed body, whose bytes the caller counts; raises ApiError."""
         encoding = encoding.strip().lower()
         if encoding in ("", "identity"):
             return body
@@ -110,7 +110,7 @@ def _refuse_together() -> ApiError:
 
 
 def find_boundary(content_type: str) -> bytes:
-    """What separates the parts of a multipart body; raises ApiError where nothing does."""
+    """The boundary between the parts of a multipart body; raises ApiError if there is none."""
     found = _BOUNDARY.search(content_type)
     if found is None or not found[1].isascii():
         raise ApiError(400, "multipart/form-data needs a boundary in its Content-Type")
@@ -118,9 +118,9 @@ def find_boundary(content_type: str) -> bytes:
 
 
 def split_multipart(body: bytes, boundary: bytes, *, most: int) -> list[ImageFile]:
-    """The files of a multipart body; raises ApiError where it is none, or has more than `most`."""
+    """The files of a multipart body; raises ApiError if it is malformed or has more than `most`."""
     delimiter = b"\r\n--" + boundary
-    # the first delimiter may have no line before it
+    # the first delimiter may be at the very beginning, without a line break
     pieces = (b"\r\n" + body).split(delimiter, most + 2)
     if len(pieces) > most + 2:
         raise ApiError(413, f"more than {most:,} images in one request; send them in several")

@@ -15,7 +15,7 @@ td { padding: .1rem .8rem .1rem 0; vertical-align: top; }
 
 
 def build_docs_page(document: dict[str, Any]) -> str:
-    """The document for people: each operation, its parameters, its answers and an example."""
+    """The document for people: each operation, its parameters, its responses and an example."""
     info, parts = document["info"], list[str]()
     for path, operations in document["paths"].items():
         for method, operation in operations.items():

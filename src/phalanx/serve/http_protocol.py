@@ -1,7 +1,7 @@
-"""Connections: uvicorn's protocol with limits on what a client may send before it is answered.
+"""Connections: uvicorn's protocol, with limits on what clients send and how slowly.
 
 Uvicorn itself limits neither the size of headers nor how long they take, and waits forever for
-clients that do not read their answer.
+clients that do not read their response.
 """
 
 import time
@@ -17,39 +17,39 @@ from phalanx.serve.service import CYCLE_KEY, REFUSED_KEY, ServeLimits
 _MAX_HEADER_BYTES = 32 * 1024
 _LARGE_HEADERS = f"the headers are larger than {_MAX_HEADER_BYTES:,} bytes"
 _DISCARD_S = 5.0  # for the rest of a body that was refused
-_WRITE_S = 30.0  # without a byte of an answer being taken
+_WRITE_S = 30.0  # without the client reading a byte of its response
 
 
 class LimitedProtocol(HttpToolsProtocol):
     """A connection that is closed when its client sends too much or too slowly."""
 
-    limits = ServeLimits()  # of the server, set on a subclass, as are those below
+    limits = ServeLimits()  # like the next three, set on a subclass by the server
     bodies = BodyReader(max_bytes=0, max_s=0.0, total_bytes=0)
     middleware: RequestMiddleware  # logs and counts
-    is_stopping = False  # no connection is kept for another request
+    is_stopping = False  # if so, connections are not kept for another request
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._since = time.monotonic()  # the connection, or the first byte of a message
+        self._since = time.monotonic()  # start of the connection, or of the current request
         self._in_headers = False
-        self._unfinished_bytes = 0  # read so far of headers that have no end yet
-        self._header_bytes = 0  # of the path and of each header that is complete
+        self._unfinished_bytes = 0  # read so far of incomplete headers
+        self._header_bytes = 0  # of the path and the complete headers
         self._body_done = True
         self._answered_at = 0.0
         self._discarded = 0
-        self._held = 0  # bytes of bodies that are not answered
+        self._held = 0  # bytes of bodies whose response has not been sent
         self._unwritten, self._unwritten_since = 0, 0.0
 
-    # --- asyncio's ---
+    # --- called by asyncio ---
 
     def connection_made(self, transport: Any) -> None:
-        """Take a connection, unless there are too many."""
+        """Accept a connection, unless there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.max_connections:
             self._refuse(503, "too many connections; try again later")
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, within the limits."""
+        """Parse the bytes that arrived, within the limits."""
         if self.transport.is_closing():
             return
         began_before = self._in_headers
@@ -60,10 +60,10 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._unfinished_bytes > _MAX_HEADER_BYTES:
             self._refuse(431, _LARGE_HEADERS)
 
-    # --- the parser's ---
+    # --- called by the parser ---
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Called at the beginning of a request."""
         super().on_message_begin()
         self._in_headers = True
         self._header_bytes = 0
@@ -72,23 +72,23 @@ class LimitedProtocol(HttpToolsProtocol):
         self._discarded = 0
 
     def on_url(self, url: bytes) -> None:
-        """A part of the path."""
+        """Called with part of the path."""
         self._count_header(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, before the body or after it."""
+        """Called with a header, which may also follow the body."""
         self._count_header(len(name) + len(value) + len(": \r\n"))
         super().on_header(name, value)
 
     def _count_header(self, size: int) -> None:
-        """Add to the size of the headers; the parser ends in send_400_response where it raises."""
+        """Count bytes of headers; if this raises, the parser calls send_400_response."""
         self._header_bytes += size
         if self._header_bytes > _MAX_HEADER_BYTES:
             raise ValueError(_LARGE_HEADERS)
 
     def on_headers_complete(self) -> None:
-        """The request can be handled."""
+        """Called when the request can be handled."""
         self._in_headers = False
         super().on_headers_complete()
         self.cycle.scope[CYCLE_KEY] = self.cycle  # type: ignore[literal-required]
@@ -96,13 +96,13 @@ class LimitedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        """Keep a part of the body, or let it go where the request is answered already."""
+        """Keep part of the body, or discard it if the response has already been sent."""
         if self.cycle.response_complete:
             self._discarded += len(body)
             if self._discarded > self.limits.max_request_bytes:
                 self.transport.abort()
             return
-        # one piece for the handler, which is not woken before all is there or it is too much
+        # the handler is woken once: when the body is complete, or too large
         self.cycle.body += body
         self._held += len(body)
         self.bodies.add_held_bytes(len(body))
@@ -111,18 +111,18 @@ class LimitedProtocol(HttpToolsProtocol):
             self.cycle.message_event.set()
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
+        """Called when the request is complete."""
         self._body_done = True
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """The answer is written."""
+        """Called when the response is written."""
         self._answered_at = time.monotonic()
         self._release()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone."""
+        """Called when the connection is closed."""
         self._release()
         super().connection_lost(exc)
 
@@ -131,12 +131,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._held = 0
 
     def shutdown(self) -> None:
-        """Close once what the client began is answered."""
+        """Close the connection, after responding to a request that has begun."""
         if not self._in_headers:
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, or has too large headers."""
+        """Refuse a request that is not HTTP, or whose headers are too large."""
         if self._header_bytes > _MAX_HEADER_BYTES:
             self._refuse(431, _LARGE_HEADERS)
         else:
@@ -153,16 +153,16 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._in_headers and now - self._since > self.limits.header_s:
             self._refuse(408, f"the headers were not complete after {self.limits.header_s:g} s")
         if self.cycle is None and not self._in_headers and now - self._since > self.limits.header_s:
-            self.transport.abort()  # nothing came: there is no request to answer
+            self.transport.abort()  # nothing arrived: there is no request to respond to
         if self._in_headers or self.cycle is None or not self.cycle.response_complete:
             return
-        # what follows an answer: nothing, or the rest of a body that nobody wants any more
+        # after a response: an idle connection, or the rest of a refused body
         most_s = self.limits.keep_alive_s if self._body_done else _DISCARD_S
         if now - self._answered_at > most_s:
             self.transport.abort()
 
     def _check_writing(self, now: float) -> bool:
-        """Whether the connection was closed because its client takes no answer."""
+        """Whether the connection was closed because its client does not read the response."""
         size = self.transport.get_write_buffer_size()
         if size != self._unwritten or not size:
             self._unwritten, self._unwritten_since = size, now
@@ -173,13 +173,13 @@ class LimitedProtocol(HttpToolsProtocol):
         return False
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer and close, where no answer has begun."""
+        """Respond with an error and close, unless a response has already begun."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if cycle.response_started or self.pipeline:
                 self.transport.abort()
                 return
-            cycle.disconnected = True  # its handler need not answer
+            cycle.disconnected = True  # so that its handler does not respond
             cycle.scope[REFUSED_KEY] = status, message  # type: ignore[literal-required]
             cycle.message_event.set()
         else:

@@ -1,4 +1,4 @@
-"""Image files of requests to rows of the model, in threads beside it."""
+"""Turns the image files of requests into rows for the model, in threads of their own."""
 
 import asyncio
 from collections.abc import Sequence
@@ -30,15 +30,15 @@ class ImageFile:
 
 @dataclass
 class PreprocessedImages:
-    """The images of a request that can be read, and what is wrong with the others."""
+    """The readable images of a request, and what is wrong with the others."""
 
-    rows: NDArray[Any]  # as the model takes them, without those that cannot be read
-    pixels: NDArray[np.uint8]  # [images, size, size, 3], of all
-    problems: dict[int, str]  # by the place of the image
+    rows: NDArray[Any]  # as the model accepts them, without those that cannot be read
+    pixels: NDArray[np.uint8]  # [images, size, size, 3], of all images
+    problems: dict[int, str]  # by the index of the image
 
 
 class _RowNormaliser:
-    """Bytes [H, W, 3] to the model's input [3, H, W], as `Normaliser` computes it in torch."""
+    """Normalises bytes [H, W, 3] to the model's input [3, H, W], as `Normaliser` does in torch."""
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         how = preprocessing.normalization
@@ -60,33 +60,33 @@ class _RowNormaliser:
 
 
 class ImagePreprocessor:
-    """Decodes and resizes images as the model was scored with them, in threads.
+    """Decodes and resizes images as for the model's scores, in threads.
 
-    OpenCV and the JPEG decoder let go of Python's lock, so that threads are enough.
+    Threads are enough, because OpenCV and the JPEG decoder release Python's lock.
     """
 
     def __init__(
         self, preprocessing: Preprocessing, limits: ReadLimits, *, threads: int, as_bytes: bool
     ) -> None:
         self._preprocessing, self._limits = preprocessing, limits
-        self._as_bytes = as_bytes  # the model normalises them itself
+        self._as_bytes = as_bytes  # the model normalises images itself
         self._transform = build_transform(self._preprocessing.transform)
         self.normaliser = _RowNormaliser(self._preprocessing)
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
     def warm_up(self) -> None:
-        """Decode an image of each kind of decoder, which loads what they need."""
+        """Use each decoder once, so that it loads what it needs."""
         out = np.zeros((self._preprocessing.image_size,) * 2 + (3,), np.uint8)
         for name in (".jpg", ".png"):
             data = cv2.imencode(name, out)[1].tobytes()
             self.read(ImageFile(name, data), out)
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self.pool.shutdown(wait=True, cancel_futures=True)
 
     async def preprocess(self, images: Sequence[ImageFile]) -> PreprocessedImages:
-        """All images of a request, as the model takes them."""
+        """All images of a request, as the model accepts them."""
         size = self._preprocessing.image_size
         pixels = np.zeros((len(images), size, size, 3), np.uint8)
         rows = pixels if self._as_bytes else np.empty((len(images), 3, size, size), np.float32)
@@ -128,7 +128,7 @@ class ImagePreprocessor:
             raise BadImage(name, str(error) or type(error).__name__) from None
 
     def _refuse_narrow(self, image: EncodedImage) -> None:
-        """Raise BadImage for one so narrow that it would be a bomb once its short side fits."""
+        """Raise BadImage for an image so narrow that, resized, it would exceed the pixel limit."""
         short, long = sorted((image.height, image.width))
         if not short:
             raise BadImage(image.name, "has no pixels")

@@ -1,4 +1,4 @@
-"""Counters and histograms in the text that Prometheus reads; written in the event loop alone."""
+"""Counters and histograms in Prometheus' text format; changed only in the event loop."""
 
 import os
 import time
@@ -22,18 +22,18 @@ def _format_labels(names: Sequence[str], values: Sequence[str]) -> str:
 
 
 class _Counter:
-    """A number that grows, one for each combination of labels."""
+    """A counter for each combination of labels."""
 
     def __init__(self, name: str, help_text: str, labels: Sequence[str] = ()) -> None:
         self._name, self._help, self._labels = name, help_text, tuple(labels)
         self._values: dict[_Labels, float] = {} if labels else {(): 0}
 
     def add(self, *labels: str, amount: float = 1) -> None:
-        """Count."""
+        """Add to the counter with these labels."""
         self._values[labels] = self._values.get(labels, 0) + amount
 
     def lines(self) -> Iterator[str]:
-        """Its part of the page."""
+        """Its lines of the page."""
         yield f"# HELP {self._name} {self._help}"
         yield f"# TYPE {self._name} counter"
         for labels, value in self._values.items():
@@ -41,7 +41,7 @@ class _Counter:
 
 
 class _Histogram:
-    """How often values fell below each limit, with their sum."""
+    """Counts of values up to each limit, with their sum."""
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class _Histogram:
         self._sums: dict[_Labels, float] = {}
 
     def observe(self, value: float, *labels: str) -> None:
-        """Count a value."""
+        """Add a value."""
         counts = self._counts.setdefault(labels, [0] * (len(self._limits) + 1))
         counts[bisect_left(self._limits, value)] += 1
         self._sums[labels] = self._sums.get(labels, 0.0) + value
 
     def lines(self) -> Iterator[str]:
-        """Its part of the page."""
+        """Its lines of the page."""
         yield f"# HELP {self._name} {self._help}"
         yield f"# TYPE {self._name} histogram"
         for labels, counts in self._counts.items():
@@ -78,7 +78,7 @@ class _Histogram:
 
 
 class Metrics:
-    """All that the server counts."""
+    """All metrics of the server."""
 
     def __init__(self) -> None:
         self.requests = _Counter(
@@ -107,7 +107,7 @@ class Metrics:
         read: Callable[[], float],
         labels: dict[str, str] | None = None,
     ) -> None:
-        """Show a value that is read whenever somebody looks."""
+        """Add a value that is read whenever the page is rendered."""
         shown = _format_labels(tuple(labels or {}), tuple((labels or {}).values()))
         self._gauges.append((name, help_text, read, shown))
 
@@ -123,7 +123,7 @@ class Metrics:
 
 
 def _read_resident() -> float:
-    """Bytes of memory this process holds; 0 where the system does not say."""
+    """Bytes of memory this process holds; 0 if the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""A model in an ONNX file, by onnxruntime; nothing of torch is needed."""
+"""A model in an ONNX file, run by onnxruntime, without torch."""
 
 from importlib import import_module
 from pathlib import Path
@@ -13,12 +13,12 @@ from phalanx.serve.batching import Outputs, Rows
 
 _DTYPES = {"tensor": "tensor(float)", "image": "tensor(uint8)"}
 _NORMALIZATIONS = ("mean-std", "mean", "per-image", "none")
-_LOG_ERRORS = 3  # onnxruntime's level: its warnings are about graphs, which nobody here can mend
+_LOG_ERRORS = 3  # onnxruntime's level: users cannot act on its warnings, which are about graphs
 _CUDA = "CUDAExecutionProvider"
 
 
 class OnnxBackend:
-    """An exported file that onnxruntime runs."""
+    """An exported file, run by onnxruntime."""
 
     def __init__(self, path: Path, options: BackendOptions) -> None:
         self.path = path
@@ -28,7 +28,7 @@ class OnnxBackend:
         settings.intra_op_num_threads = options.threads
         settings.inter_op_num_threads = 1
         settings.log_severity_level = _LOG_ERRORS
-        # threads that spin between batches would take the cores from decoding
+        # threads that spin between batches would take cores away from decoding
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._session = runtime.InferenceSession(str(path), settings, providers=[provider])
@@ -51,7 +51,7 @@ class OnnxBackend:
         self._names = [output.name for output in self._session.get_outputs()]
         on_gpu = options.device != "cpu"
         self.runtime = f"onnxruntime {runtime.__version__}, {options.device}"
-        # cuDNN looks for its fastest kernels anew at each size
+        # cuDNN searches for its fastest kernels anew at each size
         self.batch_sizes = list_batch_sizes(options.max_batch) if on_gpu else ()
 
     def run(self, rows: Rows) -> Outputs:
@@ -61,7 +61,7 @@ class OnnxBackend:
 
 
 def _import_onnxruntime() -> Any:
-    """The package; ConfigError where it is not installed."""
+    """The package; ConfigError if it is not installed."""
     try:
         return import_module("onnxruntime")
     except ImportError:
@@ -72,7 +72,7 @@ def _import_onnxruntime() -> Any:
 
 
 def choose_device(asked: str) -> str:
-    """The device of an ONNX file: auto is a GPU that onnxruntime knows how to use, or the CPU."""
+    """The device of an ONNX file: auto is a GPU if onnxruntime supports it, else the CPU."""
     if asked != "auto":
         return asked
     providers = _import_onnxruntime().get_available_providers()
@@ -81,7 +81,7 @@ def choose_device(asked: str) -> str:
 
 
 def list_batch_sizes(max_batch: int) -> tuple[int, ...]:
-    """Sizes that batches are filled up to where each new one costs time: powers of two.
+    """The sizes to which batches are padded, if each new size costs time: powers of two.
 
     >>> list_batch_sizes(24)
     (1, 2, 4, 8, 16, 24)
@@ -105,7 +105,7 @@ def _choose_provider(runtime: Any, device: str) -> Any:
 
 
 def _refuse_other_preprocessing(path: Path, metadata: ModelMetadata, inputs: list[Any]) -> None:
-    """Raise CheckpointError where images would not be what the model takes."""
+    """Raise CheckpointError if the preprocessing would not produce the model's input."""
     how = metadata.preprocessing
     if how.augment not in CROPS or how.normalization not in _NORMALIZATIONS:
         unknown = how.augment if how.augment not in CROPS else how.normalization

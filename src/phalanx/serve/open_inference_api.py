@@ -1,6 +1,6 @@
 """The Open Inference Protocol, version 2, over REST, with binary tensors and classification.
 
-KServe, Triton and their clients speak it.
+KServe, Triton and their clients use it.
 """
 
 import binascii
@@ -36,25 +36,25 @@ _MAX_DIGITS = 15
 
 
 @dataclass(frozen=True)
-class _WantedOutput:
-    """An output that a client asks for, and how."""
+class _RequestedOutput:
+    """An output that a client requests, and its form."""
 
     name: str
     binary: bool
-    classes: int = 0  # of the classification extension: so many, as text
+    classes: int = 0  # how many to name, by the classification extension; 0: numbers
 
 
 @dataclass(frozen=True)
 class _InferRequest:
-    """What a client sent."""
+    """A parsed request."""
 
     rows: Rows | list[ImageFile]
-    wanted: tuple[_WantedOutput, ...]
+    outputs: tuple[_RequestedOutput, ...]
     id: str | None
 
 
 class OpenInferenceApi:
-    """The protocol for the one model."""
+    """The handlers of this protocol."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -149,62 +149,64 @@ class OpenInferenceApi:
         if identity is not None and not isinstance(identity, str):
             raise ApiError(400, '"id" must be a string')
         rows = self._read_input(inputs[0], binary)
-        return _InferRequest(rows, self._read_wanted(found), identity)
+        return _InferRequest(rows, self._read_outputs(found), identity)
 
     def _list_inputs(self) -> str:
         own = [INPUT_NAMES[kind] for kind in self._service.backend.input_kinds]
         return ", ".join((*own, FILES_INPUT))
 
-    def _read_input(self, given: dict[str, Any], binary: memoryview) -> Rows | list[ImageFile]:
-        name = given.get("name")
+    def _read_input(self, tensor: dict[str, Any], binary: memoryview) -> Rows | list[ImageFile]:
+        name = tensor.get("name")
         kind = _KINDS.get(name) if isinstance(name, str) else None
         if name != FILES_INPUT and kind not in self._service.backend.input_kinds:
             known = self._list_inputs()
             raise ApiError(400, f"no input is called {name!r}"[:100] + f"; there is {known}")
-        shape = _read_shape(given, str(name))
+        shape = _read_shape(tensor, str(name))
         self._service.refuse_image_count(shape[0])
-        data = _find_data(given, str(name), binary)
+        data = _find_data(tensor, str(name), binary)
         if kind is None:
-            _refuse_datatype(given, str(name), "BYTES")
+            _refuse_datatype(tensor, str(name), "BYTES")
             if shape[1:] not in ((), (1,)):
                 raise ApiError(400, f"{name}: has shape {list(shape)}, expected [-1]")
             return _read_files(data, shape[0])
-        _refuse_datatype(given, str(name), _DATATYPES[kind])
+        _refuse_datatype(tensor, str(name), _DATATYPES[kind])
         size = self._service.metadata.preprocessing.image_size
         wanted = SHAPES[kind](size)
         if shape[1:] != wanted:
             raise ApiError(400, f"{name}: has shape {list(shape)}, expected {[-1, *wanted]}")
         return _read_rows(data, kind, shape, str(name))
 
-    def _read_wanted(self, found: dict[str, Any]) -> tuple[_WantedOutput, ...]:
-        """The outputs that are asked for; all of them where none is named."""
+    def _read_outputs(self, found: dict[str, Any]) -> tuple[_RequestedOutput, ...]:
+        """The requested outputs; all of them if none is named."""
         parameters = _read_parameters(found, "the request")
         binary = parameters.get("binary_data_output", False) is True
         outputs = found.get("outputs")
         if outputs is None or outputs == []:
-            return tuple(_WantedOutput(name, binary) for name in self._service.outputs)
+            return tuple(_RequestedOutput(name, binary) for name in self._service.outputs)
         if not isinstance(outputs, list) or len(outputs) > len(self._service.outputs):
             raise ApiError(400, f'"outputs" must be a list of {", ".join(self._service.outputs)}')
         return tuple(self._read_output(one, binary) for one in outputs)
 
-    def _read_output(self, given: Any, binary: bool) -> _WantedOutput:
-        name = given.get("name") if isinstance(given, dict) else None
+    def _read_output(self, tensor: Any, binary: bool) -> _RequestedOutput:
+        name = tensor.get("name") if isinstance(tensor, dict) else None
         if name not in self._service.outputs:
             known = ", ".join(self._service.outputs)
             raise ApiError(400, f"no output is called {name!r}"[:100] + f"; there is {known}")
-        parameters = _read_parameters(given, name)
+        parameters = _read_parameters(tensor, name)
         classes = parameters.get("classification", 0)
         if type(classes) is not int or classes < 0 or (classes and name != LOGITS):
             raise ApiError(400, f"{name}: classification must be a number of classes, of {LOGITS}")
         wants_binary = parameters.get("binary_data", binary) is True
-        return _WantedOutput(name, wants_binary, min(classes, len(self._service.metadata.classes)))
+        return _RequestedOutput(
+            name, wants_binary, min(classes, len(self._service.metadata.classes))
+        )
 
-    # --- answering ---
+    # --- responding ---
 
     def _answer(self, asked: _InferRequest, outputs: Outputs) -> Response:
         described: list[dict[str, Any]] = []
         blocks: list[bytes] = []
-        for one in asked.wanted:
+        for one in asked.outputs:
             values, datatype = outputs[one.name], "FP32"
             if one.classes:
                 values, datatype = self._name_classes(values, one.classes), "BYTES"
@@ -248,7 +250,7 @@ class OpenInferenceApi:
 
 
 def _split_body(body: bytes, length: str | None) -> tuple[memoryview, memoryview]:
-    """The JSON and the binary data after it."""
+    """The JSON, and the binary data after it."""
     view = memoryview(body)
     if length is None:
         return view, view[len(body) :]
@@ -271,8 +273,8 @@ def _read_parameters(found: dict[str, Any], what: str) -> dict[str, Any]:
     return parameters
 
 
-def _read_shape(given: dict[str, Any], name: str) -> tuple[int, ...]:
-    shape = given.get("shape")
+def _read_shape(tensor: dict[str, Any], name: str) -> tuple[int, ...]:
+    shape = tensor.get("shape")
     if (
         not isinstance(shape, list)
         or not 1 <= len(shape) <= _MAX_DIMENSIONS
@@ -283,19 +285,19 @@ def _read_shape(given: dict[str, Any], name: str) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _refuse_datatype(given: dict[str, Any], name: str, wanted: str) -> None:
-    found = given.get("datatype")
-    if found != wanted:
-        raise ApiError(400, f"{name}: datatype must be {wanted}, found {found!r}"[:200])
+def _refuse_datatype(tensor: dict[str, Any], name: str, expected: str) -> None:
+    found = tensor.get("datatype")
+    if found != expected:
+        raise ApiError(400, f"{name}: datatype must be {expected}, found {found!r}"[:200])
 
 
-def _find_data(given: dict[str, Any], name: str, binary: memoryview) -> memoryview | list[Any]:
-    """The data of the one input: binary after the JSON, or in it."""
-    size = _read_parameters(given, name).get("binary_data_size")
+def _find_data(tensor: dict[str, Any], name: str, binary: memoryview) -> memoryview | list[Any]:
+    """The data of the input: binary after the JSON, or within it."""
+    size = _read_parameters(tensor, name).get("binary_data_size")
     if size is None:
         if len(binary):
             raise ApiError(400, f"{name}: binary data was sent without a binary_data_size")
-        data = given.get("data")
+        data = tensor.get("data")
         if not isinstance(data, list):
             raise ApiError(400, f'{name}: "data" must be a list, or binary_data_size be given')
         return data
@@ -316,7 +318,7 @@ def _read_rows(data: memoryview | list[Any], kind: str, shape: tuple[int, ...], 
             raise ApiError(
                 400, f"{name}: {list(shape)} needs {expected:,} bytes, {len(data):,} were sent"
             )
-        # the data may begin anywhere behind the JSON, and not every library reads it there
+        # the data may begin at any byte, and not every library reads unaligned arrays
         rows: Rows = np.require(np.frombuffer(data, dtype).reshape(shape), requirements="A")
         return rows
     flat = data
@@ -330,7 +332,7 @@ def _read_rows(data: memoryview | list[Any], kind: str, shape: tuple[int, ...], 
 
 
 def _read_files(data: memoryview | list[Any], count: int) -> list[ImageFile]:
-    """Image files: in binary each behind its length, in JSON in base64."""
+    """Image files: binary, each after its length, or as base64 in JSON."""
     found = _split_elements(data) if isinstance(data, memoryview) else _decode_elements(data)
     if len(found) != count:
         raise ApiError(
@@ -364,7 +366,7 @@ def _decode_elements(data: list[Any]) -> list[bytes]:
 
 
 def _to_binary(values: NDArray[Any]) -> bytes:
-    """An array as the binary extension has it."""
+    """An array in the format of the binary extension."""
     if values.dtype != object:
         return np.ascontiguousarray(values, "<f4").tobytes()
     texts = [str(text).encode() for text in values.reshape(-1)]

@@ -56,7 +56,7 @@ def _sample(command: str) -> list[_Schema]:
 
 
 def build_openapi(service: Service, *, url: str, needs_key: bool) -> _Schema:
-    """What the server answers, for tools that read OpenAPI 3.1; url: that of the server."""
+    """The API as an OpenAPI 3.1 document; url: that of the server."""
     document: _Schema = {
         "openapi": "3.1.0",
         "info": {
@@ -177,7 +177,7 @@ def _describe_instances(service: Service) -> _Schema:
         **_object({"b64": {**_TEXT, "contentEncoding": "base64", "pattern": "^[A-Za-z0-9+/]*=*$"}}),
         "additionalProperties": False,
     }
-    # no sizes in the schema: tools that make examples up would take minutes for each
+    # no sizes in the schema: tools that generate examples would take minutes for each
     array = _list_of(_list_of(_list_of(_NUMBER)))
     shapes = [f"{list(SHAPES['image'](size))} of pixels from 0 to 255"]
     if "tensor" in service.backend.input_kinds:
@@ -245,7 +245,7 @@ def _describe_tensorflow(service: Service, url: str) -> dict[str, _Schema]:
 
 
 def _describe_tensors(service: Service) -> tuple[_Schema, _Schema]:
-    """The bodies of an inference request and of its answer."""
+    """The bodies of an inference request and its response."""
     own = [INPUT_NAMES[kind] for kind in service.backend.input_kinds]
     given = _object(
         {

@@ -1,4 +1,4 @@
-"""POST /predict: image files in, the likeliest classes out."""
+"""POST /predict: from image files to the most likely classes."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ _SWITCH = {"true": True, "1": True, "false": False, "0": False}
 
 
 class PredictApi:
-    """Our own way to ask: a file, or several as a form sends them."""
+    """Our own protocol: one file, or several as sent by a form."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -49,7 +49,7 @@ class PredictApi:
         )
 
     def _read_query(self, request: Request) -> tuple[int, bool]:
-        """How many classes to name, and whether the page's details are wanted."""
+        """How many classes to name, and whether to add the details that the page shows."""
         for name in request.query_params:
             if name not in _PARAMETERS:
                 known = suggest(name[:60], _PARAMETERS)
@@ -74,7 +74,7 @@ class PredictApi:
     def _describe(
         self, images: list[ImageFile], outputs: Outputs, prepared: PreprocessedImages, top: int
     ) -> list[dict[str, Any]]:
-        """A prediction for each image, in their order."""
+        """A prediction for each image, in order."""
         names, predictions, row = self._service.metadata.classes, list[dict[str, Any]](), 0
         for place, image in enumerate(images):
             if place in prepared.problems:
@@ -111,7 +111,7 @@ def _softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
 def _add_details(
     predictions: list[dict[str, Any]], outputs: Outputs, prepared: PreprocessedImages
 ) -> None:
-    """What the page shows: the image as the network saw it, and where it saw the class."""
+    """Add what the page shows: the image as the network saw it, and its activation map."""
     row = 0
     for place, prediction in enumerate(predictions):
         if place in prepared.problems:
@@ -123,7 +123,7 @@ def _add_details(
 
 
 def _scale_map(values: NDArray[Any]) -> Any:
-    """A map from 0 to 1; all 0 where it is flat."""
+    """A map scaled to 0..1; all zeros if it is flat."""
     low, high = float(values.min()), float(values.max())
     if not 0 < high - low < float("inf"):
         return np.zeros(values.shape).tolist()

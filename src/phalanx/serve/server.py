@@ -1,4 +1,4 @@
-"""The server: opens its port, warms the model up, answers, and drains when it is told to stop."""
+"""The server: opens its port, warms up the model, responds, and drains when it has to stop."""
 
 import asyncio
 import contextlib
@@ -22,17 +22,17 @@ from phalanx.serve.http_protocol import LimitedProtocol
 from phalanx.serve.service import ServeLimits, Service
 from phalanx.signals import find_stop_signals
 
-_SWITCH_S = 0.0005  # between threads that want Python's lock: a model must not wait for parsing
-_SPARE_FILES = 64  # descriptors that are no connections
+_SWITCH_S = 0.0005  # between threads that need Python's lock: a model must not wait for parsing
+_SPARE_FILES = 64  # descriptors for other things than connections
 _BACKLOG = 1024
-_GRACE_S = 0.5  # after a signal: for requests that were sent before clients could know of it
-_READ_TURNS = 10  # of the event loop, for what has arrived to be read
+_GRACE_S = 0.5  # after a signal: for requests sent before clients could know of it
+_READ_TURNS = 10  # of the event loop, so that what has arrived is read
 _CHECK_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ListeningSocket:
-    """An address that the server has, before it answers there."""
+    """A bound address, before the server listens there."""
 
     socket: socket.socket
     host: str
@@ -40,13 +40,13 @@ class _ListeningSocket:
 
     @property
     def url(self) -> str:
-        """What a browser on this machine opens."""
+        """The address that a browser on this machine opens."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}/"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine reach an address."""
+    """Whether only programs on this machine can reach an address."""
     if host == "localhost":
         return True
     try:
@@ -57,7 +57,7 @@ def is_loopback(host: str) -> bool:
 
 @contextlib.contextmanager
 def open_port(host: str, port: int) -> Iterator[_ListeningSocket]:
-    """A block that has a port, 0 for any that is free; NetworkError where it cannot be had."""
+    """A context with a bound port, 0 for any free one; NetworkError if it cannot be bound."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -88,7 +88,7 @@ def _explain_bind(error: OSError, host: str, port: int) -> NetworkError:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server: signals are ours, and slow clients are looked for."""
+    """Uvicorn's server, with our handling of signals and of slow clients."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Have a signal stop the server, and nothing else; a second Ctrl-C leaves at once."""
+        """A context in which signals only stop the server; a second Ctrl-C exits at once."""
         loop = asyncio.get_running_loop()
         before = {number: signal.getsignal(number) for number in find_stop_signals()}
         for number in before:
@@ -130,21 +130,21 @@ class _Server(uvicorn.Server):
                 connection.cycle.keep_alive = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen, and say so."""
+        """Listen, and report it."""
         try:
             await super().startup(sockets)
-        except OSError as error:  # another one bound the same port, and was first to listen
+        except OSError as error:  # another program bound the same port, and listened first
             raise _explain_bind(error, self._listening.host, self._listening.port) from None
         self._service.ready = True
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer what was sent before the signal was known, then close."""
+        """Respond to requests sent before clients could know of the signal, then close."""
         checking = asyncio.create_task(self._check_while_stopping())
         await asyncio.sleep(_GRACE_S)
         for server in self.servers:
             server.close()
-        # to close a connection resets what was not read of it
+        # closing a connection discards what was not read from it
         for _ in range(_READ_TURNS):
             await asyncio.sleep(0)
         await super().shutdown(sockets)
@@ -156,7 +156,7 @@ class _Server(uvicorn.Server):
             await asyncio.sleep(_CHECK_S)
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: look for clients that are too slow, and whether the model is well."""
+        """Called ten times a second: check for slow clients, and for a broken model."""
         if self._service.batcher.is_broken and not self.should_exit:
             self._stop()
         self._check_clients()
@@ -177,7 +177,7 @@ def run_server(
     log: WriteLogLine | None,
     on_ready: Callable[[], None],
 ) -> None:
-    """Warm the models up, answer until a signal comes, then what has been accepted."""
+    """Warm up the models, and serve until a signal; then finish the accepted requests."""
     service.start()
     limits = _cap_connections(service.limits)
     app = build_app(service, url=listening.url, api_key=api_key, log=log)
@@ -200,7 +200,7 @@ def run_server(
         timeout_keep_alive=round(limits.keep_alive_s),
         timeout_graceful_shutdown=round(limits.drain_s),
     )
-    # its warnings are of what clients do wrong
+    # its warnings are about mistakes of clients
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     server = _Server(config, service, listening, protocol, on_ready)
     switch_s = sys.getswitchinterval()
@@ -215,7 +215,7 @@ def run_server(
 
 
 def _cap_connections(limits: ServeLimits) -> ServeLimits:
-    """The limits with no more connections than the system gives descriptors for."""
+    """The limits, with no more connections than the system allows descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limits.max_connections + _SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,4 +1,4 @@
-"""One model as the handlers of requests see it: its name, its limits, and its answers."""
+"""The model as request handlers see it: its name, its limits and its outputs."""
 
 import asyncio
 import logging
@@ -22,13 +22,13 @@ from phalanx.serve.body import BodyReader
 from phalanx.serve.images import ImageFile, ImagePreprocessor, PreprocessedImages
 from phalanx.serve.metrics import Metrics
 
-VERSION = "1"  # of the one model that a server has
-FILES_INPUT = "image_bytes"  # the input that takes image files, beside the model's own
-RECORD_KEY = "phalanx.record"  # of a request's scope
+VERSION = "1"  # of the server's only model
+FILES_INPUT = "image_bytes"  # an input for image files, besides the model's own
+RECORD_KEY = "phalanx.record"  # in a request's scope, like the next two
 CYCLE_KEY = "phalanx.cycle"
-REFUSED_KEY = "phalanx.refused"  # by the connection: the status and the reason
-_LARGE_JSON = 64 * 1024  # bytes that are parsed beside the event loop
-_BODIES_AT_ONCE = 4  # of the largest size, that are in memory at once
+REFUSED_KEY = "phalanx.refused"  # status and reason, if the connection refused the request
+_LARGE_JSON = 64 * 1024  # bytes; above, JSON is parsed in a thread
+_BODIES_AT_ONCE = 4  # of the largest size, that fit into memory
 
 _LOGGER = logging.getLogger("phalanx.serve")
 _Result = TypeVar("_Result")
@@ -36,7 +36,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, kw_only=True)
 class ServeLimits:
-    """How much a client may ask for, and how long it may take."""
+    """How much a client may send, and how long it may take."""
 
     max_batch: int = 8
     max_wait_s: float = 0.0
@@ -54,7 +54,7 @@ class ServeLimits:
 
 @dataclass
 class RequestRecord:
-    """What is known of a request, for the log."""
+    """The facts about a request, for the log."""
 
     images: int = 0
     decompressed_bytes: int = 0  # of its body
@@ -65,7 +65,7 @@ class RequestRecord:
     error: str = ""
 
     def compute_timings_ms(self) -> dict[str, float]:
-        """Milliseconds so far, by what they went to."""
+        """Milliseconds spent so far, by kind of work."""
         total_s = time.perf_counter() - self.started_at
         parts = {
             "decode": self.decode_s,
@@ -77,7 +77,7 @@ class RequestRecord:
 
 
 class Service:
-    """The model, its queue and its threads, with all that the handlers need."""
+    """The model with its queue and threads, and everything else that handlers need."""
 
     def __init__(
         self, backends: Sequence[Backend], name: str, limits: ServeLimits, *, decode_threads: int
@@ -104,7 +104,7 @@ class Service:
             threads=decode_threads,
             as_bytes="image" in self.backend.input_kinds,
         )
-        # one thread: parsing needs Python's lock, and all that it makes of a large body
+        # only one thread: parsing holds Python's lock, and a large body takes much memory
         self._parser_pool = ThreadPoolExecutor(1, thread_name_prefix="parse")
         self.ready = False
         self._add_gauges()
@@ -136,12 +136,12 @@ class Service:
             self.metrics.images.add(amount=stats.images)
 
     def start(self) -> None:
-        """Warm all models up, and the decoders."""
+        """Warm up all models and the decoders."""
         self.preprocessor.warm_up()
         self.batcher.start([PaddedModel(one, self.limits.max_batch) for one in self._backends])
 
     def close(self) -> None:
-        """End all threads."""
+        """Stop all threads."""
         self.batcher.close()
         self.preprocessor.close()
         self._parser_pool.shutdown()
@@ -149,7 +149,7 @@ class Service:
     # --- for handlers ---
 
     def refuse_other_model(self, request: Request) -> None:
-        """Raise 404 for a model or version that is not the one here."""
+        """Raise 404 for a model or version other than this server's."""
         name = request.path_params.get("name", self.name)
         version = request.path_params.get("version", VERSION)
         if name != self.name:
@@ -160,7 +160,7 @@ class Service:
             )
 
     def refuse_image_count(self, images: int) -> None:
-        """Raise for a request of no image, or of more than are allowed."""
+        """Raise ApiError for a request without images, or with too many."""
         if not images:
             raise ApiError(400, "no image was sent; send at least one")
         if images > self.limits.max_images:
@@ -176,8 +176,8 @@ class Service:
         read: Callable[[bytes], _Result],
         measure_json: Callable[[bytes], int] = lambda body: 0,
     ) -> _Result:
-        """What `read` makes of the body; of a compressed one or much JSON in a thread."""
-        # a server that is stopping takes what still comes: only its probes say that it does not
+        """The result of `read` for the body; in a thread if it is compressed or much JSON."""
+        # a stopping server still accepts requests: only its health probes report that it stops
         self.batcher.refuse_full()
         body = await self.bodies.read(request)
         encoding = request.headers.get("content-encoding", "")
@@ -187,20 +187,20 @@ class Service:
         record: RequestRecord = request.scope[RECORD_KEY]
 
         def decompress_and_read() -> _Result:
-            # in one go, since a few bytes may become many: the next waits until these are read
+            # in one call: few bytes may become many, so the next body waits until these are read
             content = self.bodies.decompress(body, encoding)
             record.decompressed_bytes = len(content)
-            self.bodies.add_held_bytes(len(content))  # until the request is answered
+            self.bodies.add_held_bytes(len(content))  # until the response is sent
             return read(content)
 
         return await self.run_in_thread(decompress_and_read)
 
     async def run_in_thread(self, function: Callable[..., _Result], *args: Any) -> _Result:
-        """The result of something that takes long, without holding up other requests."""
+        """The result of a function that takes long, without delaying other requests."""
         return await asyncio.get_running_loop().run_in_executor(self._parser_pool, function, *args)
 
     async def classify_rows(self, request: Request, rows: Rows) -> Outputs:
-        """What the model says of rows in its own form."""
+        """The model's outputs for rows in its own form."""
         with self.batcher.reserve(len(rows)) as places:
             outputs = await self._run(request, places, rows)
         if not _are_finite(outputs) and rows.dtype == np.float32:
@@ -215,7 +215,7 @@ class Service:
     async def classify_files(
         self, request: Request, images: Sequence[ImageFile]
     ) -> tuple[Outputs, PreprocessedImages]:
-        """What the model says of image files; of those that can be read, in their order."""
+        """The model's outputs for the image files that can be read, in order."""
         record: RequestRecord = request.scope[RECORD_KEY]
         with self.batcher.reserve(len(images)) as places:
             began = time.perf_counter()
@@ -256,7 +256,7 @@ def _are_finite(outputs: Outputs) -> bool:
 
 
 def _refuse_infinite(outputs: Outputs) -> None:
-    """Raise ApiError for outputs that are no answer, and that JSON has no numbers for."""
+    """Raise ApiError for outputs that are not finite, which JSON cannot represent."""
     if not _are_finite(outputs):
         what = "the model gives infinity or NaN for an image"
         _LOGGER.error("%s; its weights are damaged, or its precision is too low", what)
@@ -264,7 +264,7 @@ def _refuse_infinite(outputs: Outputs) -> None:
 
 
 def parse_object(body: bytes | memoryview) -> dict[str, Any]:
-    """A JSON object; raises ApiError where it is none."""
+    """The body as a JSON object; raises ApiError if it is something else."""
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -275,6 +275,6 @@ def parse_object(body: bytes | memoryview) -> dict[str, Any]:
 
 
 def to_json_response(facts: object, status: int = 200) -> Response:
-    """An answer in JSON; arrays of numpy as lists."""
+    """A response in JSON; numpy arrays become lists."""
     body = orjson.dumps(facts, option=orjson.OPT_SERIALIZE_NUMPY)
     return Response(body, status, media_type="application/json")

@@ -25,7 +25,7 @@ _TYPES = {"tensor": "DT_FLOAT", "image": "DT_UINT8"}
 
 
 class _BeforeVerb(StringConvertor):
-    """A part of a path that a verb such as :predict may follow."""
+    """A path segment that may be followed by a verb such as :predict."""
 
     regex = "[^/:]+"
 
@@ -34,7 +34,7 @@ register_url_convertor("before_verb", _BeforeVerb())
 
 
 class TensorflowApi:
-    """The REST interface of TensorFlow Serving for the one model."""
+    """The handlers of TensorFlow Serving's REST interface."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -91,7 +91,7 @@ class TensorflowApi:
         return outputs
 
     def _read_request(self, data: bytes) -> tuple[Rows | list[ImageFile], bool]:
-        """The images of a request, and whether they came row by row."""
+        """The images of a request, and whether they were sent in rows."""
         body = parse_object(data)
         signature = body.get("signature_name", _SIGNATURE)
         if signature not in (_SIGNATURE, ""):
@@ -117,7 +117,7 @@ class TensorflowApi:
         return self._read_values(values), by_rows
 
     def _take_only_value(self, given: dict[str, Any], what: str) -> Any:
-        """The value of the one input, by its name."""
+        """The value of the input, by its name."""
         known = {*(INPUT_NAMES[kind] for kind in INPUT_NAMES), FILES_INPUT}
         if len(given) != 1 or next(iter(given)) not in known:
             own = INPUT_NAMES[self._service.backend.input_kinds[0]]
@@ -126,7 +126,7 @@ class TensorflowApi:
         return next(iter(given.values()))
 
     def _read_values(self, values: list[Any]) -> Rows | list[ImageFile]:
-        """Rows of the model, or files; told apart by the first, and all are of one kind."""
+        """Rows for the model, or files: all are of the kind of the first."""
         if isinstance(values[0], dict):
             return [_read_file(value, at) for at, value in enumerate(values)]
         size = self._service.metadata.preprocessing.image_size
@@ -143,7 +143,7 @@ class TensorflowApi:
         return self._fit_rows(kinds[0], flat, (len(values), *shape))
 
     def _fit_rows(self, kind: str, flat: list[Any], shape: Sequence[int]) -> Rows:
-        """The numbers as rows of a kind that the model takes."""
+        """The numbers as rows of a kind that the model accepts."""
         taken = self._service.backend.input_kinds
         if kind == "tensor":
             if kind not in taken:
@@ -164,7 +164,7 @@ class TensorflowApi:
 
 
 def _find_shape(value: Any) -> tuple[int, ...]:
-    """The shape of nested lists, by the first of each."""
+    """The shape of nested lists, from the first element of each."""
     shape: list[int] = []
     while isinstance(value, list) and len(shape) < 8:
         shape.append(len(value))

@@ -1,4 +1,4 @@
-"""A run or checkpoint by torch: the model as `validate` scores it, folded and captured on a GPU.
+"""A run or checkpoint, run by torch as `validate` does: folded, and on a GPU as CUDA graphs.
 
 On a CPU it is the network that would be exported, which has the activation map, too.
 """
@@ -78,7 +78,7 @@ class TorchBackend:
 
 
 def _copy_with_head(session: Session) -> UnitModel | None:
-    """The network to export, where it has an activation map and nothing scores it faster."""
+    """The exported network, if it has an activation map and no faster model exists."""
     if session.device.type != "cpu" or session.options.flip or session.options.half is not None:
         return None
     network = copy_network(session)

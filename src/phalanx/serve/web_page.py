@@ -1,4 +1,4 @@
-"""The page at `/`: drop an image, see what the model makes of it. Nothing comes from elsewhere.
+"""The page at `/`: drop an image, see its prediction. All of it comes from this server.
 
 `/model` tells it, and `phalanx request`, what the server has.
 """
@@ -11,13 +11,13 @@ from starlette.routing import Route
 
 from phalanx.serve.service import Service, to_json_response
 
-_FILES = {  # address: file, what it is
+_FILES = {  # by address: the file and its media type
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
 _HEADERS = {
-    # the page's own files, and what it makes of images; no inline code, no frame around it
+    # only the page's own files and images that it creates; no inline code, no frames
     "Content-Security-Policy": "; ".join(
         (
             "default-src 'none'",
@@ -52,7 +52,7 @@ routes = [_build_route(address, *file) for address, file in _FILES.items()]
 
 
 def build_model_route(service: Service) -> Route:
-    """What the one model is called, and what it knows."""
+    """The model's name, classes and limits."""
     metadata = service.metadata
     facts = {
         "name": service.name,
@@ -62,7 +62,7 @@ def build_model_route(service: Service) -> Route:
         "image_size": metadata.preprocessing.image_size,
         "input": metadata.input,
         "has_activation_map": metadata.has_activation_map,
-        "max_images": service.limits.max_images,  # of a request
+        "max_images": service.limits.max_images,  # per request
         "max_request_bytes": service.limits.max_request_bytes,
     }
 

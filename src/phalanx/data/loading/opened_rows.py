@@ -102,23 +102,24 @@ def fill_slot(reader: Reader, request: BatchRequest, slot: _Bytes) -> SlotConten
     if pixel_rows:
         filled = reader.fill(positions[~is_gpu_row], pixels[: len(pixel_rows)])
         indices[pixel_rows] = filled.indices
-    left: list[tuple[int, EncodedImage, _JpegFacts]] = []
+    files: list[bytes] = []
+    facts: list[tuple[int, _JpegFacts]] = []  # of each file: its row, and how it is cropped
     gpu_rows = np.flatnonzero(is_gpu_row).tolist()
-    found, draws = reader.find_samples(positions[is_gpu_row]) if gpu_rows else (positions[:0], [])
-    wanted = found.tolist()
+    sampled, draws = reader.find_samples(positions[is_gpu_row]) if gpu_rows else (positions[:0], [])
     if isinstance(reader.source, IndexedSource):
-        reader.source.prefetch(wanted)
-    for row, first, numbers in zip(gpu_rows, wanted, draws, strict=True):
-        out, opened = pixels[len(pixel_rows)], reader.open(first)
-        index, image = reader.fill_row(first, opened, numbers, out, skips=_suits_gpu)
+        reader.source.prefetch(sampled.tolist())
+    for row, sample, row_draws in zip(gpu_rows, sampled.tolist(), draws, strict=True):
+        out, opened = pixels[len(pixel_rows)], reader.open(sample)
+        # the host decodes it after all if the GPU cannot; a bad one is replaced by another image
+        index, image = reader.fill_row(sample, opened, row_draws, out, skips=_suits_gpu)
         indices[row] = index
         if isinstance(image, EncodedImage):
-            left.append((row, image, describe_jpeg(reader, index, image, numbers, size)))
+            files.append(image.data)
+            facts.append((row, describe_jpeg(reader, index, image, row_draws, size)))
         else:
             pixel_rows.append(row)
-    room = slot[len(pixel_rows) * 3 * size * size :]
-    sizes = _pack_files([image.data for _, image, _ in left], room)
-    jpegs = [(row, stored, *facts) for (row, _, facts), stored in zip(left, sizes, strict=True)]
+    sizes = _pack_files(files, slot[len(pixel_rows) * 3 * size * size :])
+    jpegs = [(row, stored, *rest) for (row, rest), stored in zip(facts, sizes, strict=True)]
     return SlotContents(indices.tolist(), pixel_rows, jpegs)
 
 

@@ -46,17 +46,17 @@ class _LoaderWorker:
                 self._spec, split, max_bad=self._max_bad, cache=self._caches.get(split)
             )
         reader = self._readers[split]
-        known = reader.problems
-        known_bad, known_notes = len(known.bad_images), len(known.notes)
+        problems = reader.problems
+        bad_before, notes_before = len(problems.bad_images), len(problems.notes)
         request = BatchRequest(np.array(task["positions"], np.int64), task["size"])
         contents = fill_slot(reader, request, self._slots[task["slot"]])
-        checksums = [known.checksums.get(index, 0) for index in contents.indices]
-        known.checksums.clear()
+        checksums = [problems.checksums.get(index, 0) for index in contents.indices]
+        problems.checksums.clear()
         return {
             "contents": contents,
             "checksums": checksums,
-            "bad": list(known.bad_images.items())[known_bad:],
-            "notes": list(known.notes.items())[known_notes:],
+            "bad": list(problems.bad_images.items())[bad_before:],
+            "notes": list(problems.notes.items())[notes_before:],
         }
 
 
