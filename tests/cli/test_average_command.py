@@ -177,7 +177,10 @@ def test_more_checkpoints_than_exist_are_refused_with_the_way_out(run, capsys):
 
 def test_a_run_without_checkpoints_is_refused(run, capsys):
     shutil.rmtree(run / "checkpoints")
-    assert "the run has no checkpoint" in refused(capsys, run, code=CHECKPOINT)
+    assert "the run has no checkpoint; it is finished" in refused(capsys, run, code=CHECKPOINT)
+    (run / "summary.json").unlink()
+    way_out = f"wait for one while it is trained, else continue it: {open_run(run).resume_command}"
+    assert refused(capsys, run, code=CHECKPOINT).endswith(f"; {way_out}\n")
 
 
 def test_a_run_that_is_being_trained_is_left_alone(run, capsys):

@@ -372,6 +372,17 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+def test_a_preset_that_a_full_disk_cuts_off_is_not_in_the_way(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, "presets", "cp", "demo", tmp_path / "mine.yaml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 6 and "mine.yaml" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_full_disk_where_the_index_is_kept_does_not_matter(photos, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, "data", "list", photos],

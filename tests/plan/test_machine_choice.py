@@ -213,11 +213,25 @@ def test_only_batch_norm_has_statistics_to_share():
 
 
 def test_statistics_that_ranks_exchange_cost_the_same_bits_and_that_is_said():
-    together = {"replicas": 4, "bn_span": 2, "determinism": "strict"}
+    together = {"replicas": 4, "bn_span": 2, "determinism": "strict", "threads": 1}
     (note,) = (text for text in plan(**together, devices=4).warnings if "strict" in text)
     assert "--bn-span 2" in note and "only to rounding; with --devices 2 or fewer" in note
     assert not any("strict" in text for text in plan(**together, devices=2).warnings)
     assert not any("rounding" in t for t in plan(replicas=4, bn_span=2, devices=4).warnings)
+
+
+def test_a_note_says_that_strict_bits_depend_on_the_share_of_threads():
+    strict = {"replicas": 2, "determinism": "strict"}
+    for devices, threads in ((1, 8), (2, 4)):
+        (note,) = plan(**strict, devices=devices).warnings
+        assert note == (
+            f"--determinism strict: {threads} threads per process, its share of this machine; a "
+            "run that begins with another number of devices has another share, and so other "
+            f"bits; give all of them --threads {threads}"
+        )
+        assert not plan(**strict, devices=devices, threads=4).warnings
+    assert not plan(**strict | {"determinism": "seeded"}).warnings
+    assert not plan(**strict | {"replicas": 1}).warnings
 
 
 def test_scoring_needs_no_more_than_one_device():

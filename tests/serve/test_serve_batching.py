@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import json
 import os
 import signal
 import socket
@@ -334,6 +335,26 @@ def test_sigterm_answers_what_was_accepted(busy_server: RunningServer):
         busy_server.ask("/health")
     assert busy_server.process.stderr is not None
     assert "indices element out of data bounds" in busy_server.process.stderr.read()
+
+
+def test_what_is_left_when_the_drain_ends_gets_a_reason(model_file, tmp_path):
+    log = tmp_path / "access.log"
+    with (
+        open_server(model_file, "--drain-seconds", "1", "--access-log", log) as found,
+        socket.create_connection(("127.0.0.1", found.port), timeout=10) as begun,
+    ):
+        begun.sendall(b"POST /predict HTTP/1.1\r\nContent-Length: 100\r\n\r\nabc")
+        assert found.ask("/health").status == 200
+        assert found.stop() == 0
+        head, _, body = begun.recv(999).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503") and b"retry-after: 5" in head
+    assert json.loads(body) == {"error": "the server has stopped; send it again"}
+    line = json.loads(log.read_text().splitlines()[-1])
+    assert (line["path"], line["status"], line["error"]) == (
+        "/predict",
+        503,
+        "the server has stopped",
+    )
 
 
 def test_a_closed_terminal_ends_it_like_sigterm(model_file):

@@ -2,6 +2,8 @@
 
 import base64
 import json
+import time
+from http.client import HTTPConnection
 
 import numpy as np
 import onnxruntime
@@ -279,6 +281,35 @@ def test_a_request_of_more_than_a_batch_is_split(server: RunningServer, direct):
 
 
 # --- what else there is ---
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_client_that_offers_another_protocol_gets_its_answer(server: RunningServer, chunked):
+    connection, png = HTTPConnection("127.0.0.1", server.port, timeout=10), make_png()
+    for together in (True, False, True):  # the connection stays
+        connection.putrequest("POST", "/predict?top=1")
+        # what Java's HttpClient sends unless it is told HTTP_1_1
+        connection.putheader("Connection", "Upgrade, HTTP2-Settings")
+        connection.putheader("Upgrade", "h2c")
+        connection.putheader("HTTP2-Settings", "AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA")
+        connection.putheader("Content-Type", "image/png")
+        body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(png), png) if chunked else png
+        size = ("Transfer-Encoding", "chunked") if chunked else ("Content-Length", str(len(body)))
+        connection.putheader(*size)
+        connection.endheaders(body if together else None)
+        if not together:
+            time.sleep(0.05)
+            connection.send(body)
+        answer = connection.getresponse()
+        assert (answer.status, json.loads(answer.read())["model"]) == (200, NAME)
+    connection.close()
+
+
+def test_a_tunnel_is_refused(server: RunningServer):
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request("CONNECT", "x:443", headers={"Connection": "Upgrade", "Upgrade": "h2c"})
+    assert connection.getresponse().status in (400, 404, 405)
+    connection.close()
 
 
 def test_the_rest_of_the_server(server: RunningServer):

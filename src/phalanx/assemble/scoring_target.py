@@ -73,7 +73,7 @@ def _list_kept_checkpoints(run: RunFolder) -> dict[int, Path]:
     if kept:
         return kept
     if not run.summary.exists():
-        way_out = f"continue it: {run.resume_command}"
+        way_out = f"wait for one while it is trained, else continue it: {run.resume_command}"
     elif run.options.get("ckpts-per-epoch") == "0":
         way_out = "it was trained with --ckpts-per-epoch 0, which keeps no weights; train it again"
     else:

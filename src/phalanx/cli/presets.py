@@ -12,7 +12,7 @@ from phalanx.config.presets import (
     read_preset_text,
     shorten_name,
 )
-from phalanx.disk import convert_disk_errors
+from phalanx.disk import convert_disk_errors, write_atomically
 from phalanx.errors import ConfigError
 
 _NAME = Argument("name", "A preset, or a YAML file.", required=True)
@@ -79,5 +79,5 @@ def _copy_preset(args: ParsedArgs) -> None:
         raise ConfigError(f"{target}: already exists; name another target")
     with convert_disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(read_preset_text(source), encoding="utf-8")
+        write_atomically(target, read_preset_text(source))  # a partial one would be in the way
     print(f"{target}: edit it, then run `phalanx train {target}`")

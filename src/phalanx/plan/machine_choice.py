@@ -179,16 +179,28 @@ def refuse_missing_devices(device: str, ranks: int) -> None:
     )
 
 
-def list_layout_notes(config: Config, layout: Layout) -> list[str]:
-    """A note if the result depends on the number of devices in spite of strict determinism."""
-    if config.machine.determinism != "strict" or not layout.span_groups:
+def list_layout_notes(config: Config, layout: Layout, machine: MachineChoice) -> list[str]:
+    """Notes if the result depends on the number of devices in spite of strict determinism."""
+    if config.machine.determinism != "strict":
         return []
-    most = layout.replicas // layout.bn_span * layout.stages
-    return [
-        f"--determinism strict: ranks exchange statistics of batch norm (--bn-span "
-        f"{layout.bn_span}), so the result agrees with that of other numbers of devices only to "
-        f"rounding; with --devices {most} or fewer it is the same bit for bit"
-    ]
+    notes = []
+    if layout.span_groups:
+        most = layout.replicas // layout.bn_span * layout.stages
+        notes.append(
+            f"--determinism strict: ranks exchange statistics of batch norm (--bn-span "
+            f"{layout.bn_span}), so the result agrees with that of other numbers of devices only "
+            f"to rounding; with --devices {most} or fewer it is the same bit for bit"
+        )
+    shared = config.machine.threads is None and machine.device == "cpu" and count_threads() > 1
+    splits = layout.replicas * count_stages(config) > 1 and not machine.scoring
+    # a resume keeps the threads that the run began with
+    if shared and splits and machine.threads == _share_threads(config, machine.device):
+        notes.append(
+            f"--determinism strict: {format_plural(machine.threads, 'thread')} per process, its "
+            "share of this machine; a run that begins with another number of devices has another "
+            f"share, and so other bits; give all of them --threads {machine.threads}"
+        )
+    return notes
 
 
 def find_lightning() -> str:

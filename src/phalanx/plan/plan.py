@@ -239,7 +239,7 @@ def _plan_pieces(
         *event_notes,
         *list_loss_scale_warnings(config, precision=machine.precision),
         *acceleration.notes,
-        *list_layout_notes(config, layout),
+        *list_layout_notes(config, layout, machine),
         *list_unused_options(config, user_options, machine=machine, layout=layout, workers=workers),
     )
     return _PlanPieces(

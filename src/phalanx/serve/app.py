@@ -1,5 +1,6 @@
 """The application: routes, API key, format of errors, request log and counters."""
 
+import asyncio
 import hmac
 import logging
 import time
@@ -145,6 +146,12 @@ class RequestMiddleware:
                 await self._app(scope, receive, count_and_send)
         except ClientDisconnected:
             status = _CLIENT_CLOSED_REQUEST
+        except asyncio.CancelledError:  # of what is left after --drain-seconds
+            record.error = "the server has stopped"
+            if not status:
+                answer = to_json_response({"error": f"{record.error}; send it again"}, 503)
+                answer.headers.update({"Retry-After": "5", "Connection": "close"})
+                await answer(scope, receive, count_and_send)
         except Exception as error:
             _LOGGER.error(
                 "%s %s failed", scope["method"], scope["path"][:_PATH_SHOWN], exc_info=error

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import orjson
+from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from phalanx.serve.app import RequestMiddleware
@@ -20,16 +21,43 @@ _DISCARD_S = 5.0  # for the rest of a body that was refused
 _WRITE_S = 30.0  # without the client reading a byte of its response
 
 
+class _RequestParser(HttpRequestParser):
+    """Parses a request that offers an upgrade, as Java's client does, as if it did not.
+
+    Httptools would take its body for the first bytes of the other protocol.
+    """
+
+    def __init__(self, protocol: "LimitedProtocol") -> None:
+        super().__init__(protocol)
+        self._protocol = protocol
+
+    def feed_data(self, data: Any) -> None:
+        """Parse what came, a head that offers an upgrade once more without the offer."""
+        while True:
+            try:
+                return super().feed_data(data)
+            except HttpParserUpgrade as upgrade:
+                if not self.offers_upgrade():
+                    return None
+                data = self._protocol.build_head() + data[upgrade.args[0] :]
+
+    def offers_upgrade(self) -> bool:
+        """Whether the request can be answered without the upgrade: CONNECT cannot."""
+        return self.should_upgrade() and self.get_method() != b"CONNECT"
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """A connection that is closed when its client sends too much or too slowly."""
 
     limits = ServeLimits()  # like the next three, set on a subclass by the server
     bodies = BodyReader(max_bytes=0, max_s=0.0, total_bytes=0)
+    parser: _RequestParser
     middleware: RequestMiddleware  # logs and counts
     is_stopping = False  # if so, connections are not kept for another request
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = _RequestParser(self)
         self._since = time.monotonic()  # start of the connection, or of the current request
         self._in_headers = False
         self._unfinished_bytes = 0  # read so far of incomplete headers
@@ -89,11 +117,19 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Called when the request can be handled."""
+        if self.parser.offers_upgrade():
+            return  # the parser begins the request once more
         self._in_headers = False
         super().on_headers_complete()
         self.cycle.scope[CYCLE_KEY] = self.cycle  # type: ignore[literal-required]
         if self.is_stopping:
             self.cycle.keep_alive = False
+
+    def build_head(self) -> bytes:
+        """The head of the request as it came, but for an upgrade."""
+        first = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
+        kept = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"%s %s HTTP/%s\r\n%s\r\n" % (*first, b"".join(kept))
 
     def on_body(self, body: bytes) -> None:
         """Keep part of the body, or discard it if the response has already been sent."""
@@ -112,6 +148,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Called when the request is complete."""
+        if self.parser.offers_upgrade():
+            return
         self._body_done = True
         super().on_message_complete()
 
