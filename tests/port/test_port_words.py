@@ -237,7 +237,11 @@ def test_files_around_commands_are_understood(text, expected):
         ("A=1\n[ x ] && A=2 && [ y ] || python a.py --a $A", ["--a", "$A"]),
         ("A=1\n(A=2; B=3)\npython a.py --a $A$B", ["--a", "1$B"]),
         ("(A=2; case x in a) python a.py --a $A ;; esac)", ["--a", "2"]),
-        ("(A=2; case x in a) A=3 ;; esac); A=1\npython a.py --a $A", ["--a", "1"]),
+        ("(A=2; case x in a) y ;; esac)\npython a.py --a ${A:-4}", ["--a", "4"]),
+        ("(if x; then A=1; fi)\npython a.py --a ${A:-4}", ["--a", "4"]),
+        ("A=1\nif x; then while y; do A=2; done; else z; fi\npython a.py --a $A", ["--a", "$A"]),
+        ("A=4\nwhile x; do y; done\npython a.py --a $A; A=5", ["--a", "4"]),
+        ("A+=5\npython a.py --a $A", ["--a", "5"]),
     ],
 )  # fmt: skip
 def test_what_a_condition_sets_is_not_known_behind_it(text, expected):
