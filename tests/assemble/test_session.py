@@ -97,6 +97,14 @@ def test_a_gpu_has_32_queues_before_cuda_is_asked_for_anything(prepared, monkeyp
     assert seen == [used]
 
 
+def test_images_that_a_gpu_decodes_are_scored_without_one(prepared):
+    config = prepared.config.replace_options({"gpu-decode": True})
+    with Session(config, prepared.plan, classes=prepared.dataset.classes) as session:
+        with pytest.raises(ConfigError, match="--gpu-decode: cpu is not a usable CUDA device"):
+            _ = session.feed
+        assert len(next(session.scoring_feed.validation_batches()).labels)
+
+
 def torch_settings():
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     return (

@@ -226,8 +226,24 @@ def test_files_around_commands_are_understood(text, expected):
         ("A=0\nfor x in *.yml; do python a.py --a $A; A+=1; done", ["--a", "$A"]),
         ("A=4\nwhile x; do python a.py --x=1 --a $A; B=1; done", ["--a", "4"]),
         ("readonly A=1\ndeclare -i B=2\npython a.py --a $A$B", ["--a", "12"]),
+        ("A=1\nwhile x; do A=2; done\npython a.py --a $A", ["--a", "$A"]),
+        ("for x in *.yml; do A=2; done\npython a.py --a ${A:-4}", ["--a", "${A:-4}"]),
+        ("for B in *.yml; do echo; done; B+=2\npython a.py --a $B", ["--a", "${B}2"]),
+        ("A=1\nwhile x; do for y in 1 2; do z; done; python a.py --a $A; A=2; done", ["--a", "$A"]),
+        ("if x; then for A in 1 2; do y; done; fi\npython a.py --a $A", ["--a", "$A"]),
+        ("A=1\nwhile x; do A=2; done; if y; then A=3; else python a.py --a ${A:-4}; fi",
+         ["--a", "${A:-4}"]),
+        ("A=1\n[ x ] || A=2 && python a.py --a $A", ["--a", "$A"]),
+        ("A=1\n[ x ] && A=2 && [ y ] || python a.py --a $A", ["--a", "$A"]),
+        ("A=1\n(A=2; B=3)\npython a.py --a $A$B", ["--a", "1$B"]),
+        ("(A=2; case x in a) python a.py --a $A ;; esac)", ["--a", "2"]),
+        ("(A=2; case x in a) y ;; esac)\npython a.py --a ${A:-4}", ["--a", "4"]),
+        ("(if x; then A=1; fi)\npython a.py --a ${A:-4}", ["--a", "4"]),
+        ("A=1\nif x; then while y; do A=2; done; else z; fi\npython a.py --a $A", ["--a", "$A"]),
+        ("A=4\nwhile x; do y; done\npython a.py --a $A; A=5", ["--a", "4"]),
+        ("A+=5\npython a.py --a $A", ["--a", "5"]),
     ],
-)
+)  # fmt: skip
 def test_what_a_condition_sets_is_not_known_behind_it(text, expected):
     found = [line for line in read_text_lines(text) if "a.py" in line.words]
     assert [list(line.words[-2:]) for line in found] == [expected]
@@ -246,6 +262,7 @@ def test_a_condition_leaves_nothing_in_the_environment():
         ("A=(\n  --b 1 # one\n  --c\n)\nA+=(--d)\npython a.py ${A[*]}", ["--b", "1", "--c", "--d"]),
         ("declare -a A=(--b)\npython a.py ${A[@]} x", ["--b", "x"]),
         ("A=()\npython a.py --b ${A[@]}", ["--b"]),
+        ('A=(1)\nwhile x; do python a.py "${A[@]}"; A+=(2); done', ["${A[@]}"]),
         ('A=(1)\nif x; then A+=(2); fi\npython a.py "${A[@]}"', ["${A[@]}"]),
         ('python a.py "${A[@]}"', ["${A[@]}"]),
     ],

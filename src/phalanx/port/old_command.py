@@ -64,7 +64,7 @@ def is_old_command(words: Sequence[str]) -> bool:
     if name in LAUNCHERS or name.endswith(".py"):
         return True
     modules = " ".join(rest[1:4])
-    own_use = re.match(r"-m (pip|venv|pytest|virtualenv)\b|--version|-V\b|-c\b|-$", modules)
+    own_use = re.match(r"-m (pip|venv|pytest|virtualenv)\b|--version|-V\b|-c\b|-( |$)", modules)
     return bool(_PYTHON.fullmatch(name)) and not own_use
 
 

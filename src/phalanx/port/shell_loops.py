@@ -1,4 +1,4 @@
-"""Loops of shell scripts: the values that they go through."""
+"""Loops of shell scripts: the values that they go through, and what they set."""
 
 import re
 from dataclasses import dataclass
@@ -8,6 +8,8 @@ _RANGE = re.compile(
     rf"\{{({_NUMBER})\.\.({_NUMBER})(?:\.\.({_NUMBER}))?\}}"
     rf"|(?:\$\(|`)seq((?: +{_NUMBER}){{1,3}}) *[)`]"
 )
+_BOUND = re.compile(r"(?<![\w$-])(?:do|done)(?![\w-])")
+_SET = re.compile(r"(?<![\w$-])([A-Za-z_]\w*)(?:\+?=|\+\+)", re.ASCII)
 MOST_ROUNDS = 1000  # of all loops of a text together
 
 
@@ -16,8 +18,20 @@ class Loop:
     """A loop of the shell that is being read."""
 
     name: str  # of its variable
-    values: list[str]  # that are still to come; none where they are not known
+    values: list[str]  # that are still to come
+    is_known: bool  # whether they are all that it goes through
     begin: int  # where its commands begin
+
+
+def find_changed(text: str) -> set[str]:
+    """The variables that a loop sets; the text begins before its `do`."""
+    depth, end = 0, len(text)
+    for bound in _BOUND.finditer(text):
+        depth += 1 if bound[0] == "do" else -1
+        if depth <= 0:
+            end = bound.start()
+            break
+    return set(_SET.findall(text[:end]))
 
 
 def list_loop_values(word: str) -> list[str]:

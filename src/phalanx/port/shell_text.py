@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from phalanx.errors import ConfigError
-from phalanx.port.shell_loops import MOST_ROUNDS, Loop, list_loop_values
+from phalanx.port.shell_loops import MOST_ROUNDS, Loop, find_changed, list_loop_values
 from phalanx.port.shell_variables import ShellVariables
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
 _ARRAY_BEGIN = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
 _ARRAY = re.compile(r'("?)\$\{([A-Za-z_]\w*)\[[@*]\]\}\1', re.ASCII)
-_CHANGED = re.compile(r"(?<![\w$-])([A-Za-z_]\w*)(?:\+?=|\+\+)", re.ASCII)  # in a loop's text
 _PLACEHOLDER = re.compile(  # [...] and [--help], as READMEs write them; what a script is given
     r"\[(?:\.\.\.|-[^\]\s]*)\]|\$[@*]|\$\{[@*][^{}]*\}"
 )
@@ -123,7 +122,6 @@ class _ShellReader:
         self.variables = ShellVariables()
         self.exported: list[str] = []  # the variables among them that are no loop's
         self.array: tuple[str, list[str]] | None = None  # NAME= before its (, and words before it
-        self.subshells = 0  # ( that are not closed yet
         self.loops: list[Loop] = []  # that have begun and are not done yet, the innermost last
         self.rounds = 0  # of loops so far
         self.here_ends: list[str] = []  # words that end the documents behind this line
@@ -208,7 +206,7 @@ class _ShellReader:
             before = self.place
             self._end_command()
             if self.place == before:  # a loop that ends here may have another round
-                self.subshells += 1 if here == "(" else -1
+                (self.variables.begin_subshell if here == "(" else self.variables.end_subshell)()
                 self.place += 1
         else:
             return False
@@ -244,7 +242,7 @@ class _ShellReader:
         """Whether a bracket stands around commands: before one, or after one that has one."""
         if here == "(":
             return self.word is None and not self.words
-        return here == ")" and self.subshells > 0
+        return here == ")" and self.variables.may_end_subshell(self.word)
 
     def _read_substitution(self) -> None:
         """A variable or a command for the shell to run, which stays as it is written."""
@@ -349,28 +347,13 @@ class _ShellReader:
                 unknown = f"${{{name}}}" if name in self.variables.unknown else ""
                 words[place] = f"{name}={self.variables.known.get(name, unknown)}{value}"
 
-    def _lose_changed(self) -> None:
-        """Know no longer what the loop that begins here changes: any round may be meant."""
-        body = self.text[self.place :].split("done", 1)[0]
-        self.variables.lose(set(_CHANGED.findall(body)) & set(self.variables.known))
-
     def _follow_loop(self, words: Sequence[str]) -> bool:
         """Whether words begin or end a loop; each round of one over known values is read anew."""
-        if words[0] == "for" and words[2:3] == ["in"]:
-            values = [value for word in words[3:] for value in list_loop_values(word)]
-            is_known = bool(values) and not any(set(value) & set("$`*?[{") for value in values)
-            self.loops.append(Loop(words[1], values if is_known else [], self.place))
-        elif words[0] in ("for", "while", "until", "select"):
-            self.loops.append(Loop("", [], self.place))
-            self._lose_changed()
-            return words[0] == "for"
-        elif words[0] == "done" and self.loops:
-            pass
-        else:
+        if words[0] in ("for", "while", "until", "select"):
+            self.loops.append(self._begin_loop(words))
+        elif words[0] != "done" or not self.loops:
             return False
         loop = self.loops[-1]
-        if not loop.values and words[0] != "done":
-            self._lose_changed()
         self.rounds += 1
         if self.rounds > MOST_ROUNDS:
             raise ConfigError(
@@ -378,13 +361,23 @@ class _ShellReader:
                 "unrolled; paste the lines that matter"
             )
         if loop.values:
-            self.variables.known[loop.name] = loop.values.pop(0)
+            self.variables.set_values({loop.name: loop.values.pop(0)})
             self.place = loop.begin
         elif words[0] == "done":
             self.loops.pop()
+            if not loop.is_known:
+                self.variables.end_loop()
         else:
-            self.variables.forget(loop.name)
-        return True
+            self.variables.begin_loop(find_changed(self.text[self.place :]) | {loop.name})
+        return words[0] in ("for", "done")  # what follows `while` may be an old command
+
+    def _begin_loop(self, words: Sequence[str]) -> Loop:
+        """The loop that words begin, with the values that it goes through if they are known."""
+        if words[0] != "for" or words[2:3] != ["in"]:
+            return Loop("", [], False, self.place)
+        values = [value for word in words[3:] for value in list_loop_values(word)]
+        is_known = bool(values) and not any(set(value) & set("$`*?[{") for value in values)
+        return Loop(words[1], values if is_known else [], is_known, self.place)
 
 
 def _write_exec_form(found: re.Match[str]) -> str:

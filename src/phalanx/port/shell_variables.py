@@ -1,7 +1,8 @@
 """The variables of a script: known where they are set whatever its conditions come to.
 
 What only one branch of an `if`, a `case`, or a command behind && or || sets is known in that
-branch, and not behind it.
+branch, and not behind it; the same holds for a loop of unknown rounds. What a subshell sets ends
+with it.
 """
 
 import re
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 _LISTED = "[@]"  # ends the name of an array among the variables
+_LOOP = "a loop"  # in place of the word that ends a condition: not every `done` does
 _ARRAY_BEGIN = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.ASCII)
 _ENDS = {"if": "fi", "{": "}"}  # of conditions
 _KEYWORDS = ("do", "then", "else", "{")  # before a command
@@ -17,13 +19,17 @@ _KEYWORDS = ("do", "then", "else", "{")  # before a command
 _SURE = ("cd", "pushd", "mkdir", "export", "source", ".", "set", "module", "echo", "conda")
 
 
+_State = tuple[dict[str, str], set[str]]  # what is known, and unknown
+
+
 @dataclass
 class _Branches:
     """A condition that is being read."""
 
     end: str  # the word that ends it; empty of commands joined by && and ||
-    before: dict[str, str]  # what was known in front of it
+    before: _State  # in front of it
     changed: set[str] = field(default_factory=set)  # variables that a branch has set
+    has_or: bool = False  # whether one of the operators that join commands was ||
 
 
 class ShellVariables:
@@ -33,6 +39,7 @@ class ShellVariables:
         self.known: dict[str, str] = {}
         self.unknown: set[str] = set()  # set in one way or another
         self._conditions: list[_Branches] = []  # the innermost last
+        self._subshells: list[tuple[int, _State]] = []  # `case`s around each, and before it
 
     def set_values(self, values: Mapping[str, str]) -> None:
         """Take over what a command sets."""
@@ -41,17 +48,41 @@ class ShellVariables:
         if self._conditions:
             self._conditions[-1].changed |= set(values)
 
-    def forget(self, name: str) -> None:
-        """Leave a variable as it is written from now on."""
-        self.known.pop(name, None)
-
     def lose(self, names: set[str]) -> None:
-        """Know no longer what variables are: a loop that may have any round changes them."""
+        """Know no longer what variables are."""
         for name in names:
             self.known.pop(name, None)
         self.unknown |= names
         if self._conditions:
             self._conditions[-1].changed |= names
+
+    def begin_loop(self, names: set[str]) -> None:
+        """Enter a loop of unknown rounds, which sets these variables."""
+        self.lose(names | {name + _LISTED for name in names})
+        self._conditions.append(_Branches(_LOOP, self._copy_state()))
+
+    def end_loop(self) -> None:
+        """Leave a loop of unknown rounds: it may have had none."""
+        self._end_condition()
+
+    def begin_subshell(self) -> None:
+        """Follow a bracket that opens around commands."""
+        self._subshells.append((self._count_cases(), self._copy_state()))
+
+    def may_end_subshell(self, word: str | None) -> bool:
+        """Whether a bracket behind that word ends a subshell, not the pattern of a `case` in it."""
+        cases = self._count_cases() - (word == "esac")
+        return bool(self._subshells) and self._subshells[-1][0] == cases
+
+    def end_subshell(self) -> None:
+        """Follow a bracket that closes around commands."""
+        _, (self.known, self.unknown) = self._subshells.pop()
+
+    def _count_cases(self) -> int:
+        return sum(condition.end == "esac" for condition in self._conditions)
+
+    def _copy_state(self) -> _State:
+        return dict(self.known), set(self.unknown)
 
     def set_array(self, begin: str, words: Sequence[str]) -> None:
         """Take over NAME=(words) or NAME+=(words), of which begin is what precedes the words."""
@@ -74,13 +105,13 @@ class ShellVariables:
         if here and here.end == "esac" and words[-1].endswith(")"):
             return self._read_pattern(words)
         if words[:1] == ["case"] and words[2:] == ["in"]:
-            self._conditions.append(_Branches("esac", dict(self.known)))
+            self._conditions.append(_Branches("esac", self._copy_state()))
             return []
         if len(words) > 1:
             return words
         is_joined = here is not None and not here.end
         if words == ["if"] or (words == ["{"] and is_joined):  # whose ; does not end the others
-            self._conditions.append(_Branches(_ENDS[words[0]], dict(self.known)))
+            self._conditions.append(_Branches(_ENDS[words[0]], self._copy_state()))
         elif words[0] in ("else", "elif") and here:
             self._begin_branch(here)
         elif here and words[0] == here.end:
@@ -98,10 +129,11 @@ class ShellVariables:
         """Follow && or || behind a command; sets: whether it only sets variables."""
         here = self._conditions[-1] if self._conditions else None
         if here and not here.end:
-            if operator == "||":
-                self._begin_branch(here)
+            here.has_or |= operator == "||"
+            if here.has_or:  # the commands so far may have run or not
+                self.lose(here.changed)
         elif operator == "||" or not (sets or "".join(words[:1]) in _SURE):
-            self._conditions.append(_Branches("", dict(self.known)))
+            self._conditions.append(_Branches("", self._copy_state(), has_or=operator == "||"))
 
     def end_joined(self) -> None:
         """Follow the end of commands that && and || join."""
@@ -110,7 +142,8 @@ class ShellVariables:
 
     def _begin_branch(self, here: _Branches) -> None:
         """Know again what was known before the condition."""
-        self.known = dict(here.before)
+        known, unknown = here.before
+        self.known, self.unknown = dict(known), set(unknown)
 
     def _end_condition(self) -> None:
         """Forget what a branch of the innermost condition has set."""

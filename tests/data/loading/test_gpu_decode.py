@@ -333,6 +333,7 @@ def test_large_batches_are_decoded_in_portions(folder, monkeypatch):
         (simplejpeg.encode_jpeg(np.asarray(photo(1)), colorsubsampling="411"), False),
         (with_four_rows_for_a_colour(photo(1)), False),
         (in_a_scan_for_each_colour(encode(photo(1))), False),
+        (encode(photo(1)).replace(b"\xff\xc0", b"\xff\xff\xff\xc0"), True),
         (encode(photo(1, mode="CMYK")), False),
         (encode(photo(1), "PNG"), False),
         (encode(photo(1))[:-300], False),

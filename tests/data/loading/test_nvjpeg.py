@@ -154,11 +154,18 @@ def test_the_library_is_found_in_any_folder_of_packages(tmp_path, monkeypatch):
             nvjpegGetImageInfo=None
         ))  # fmt: skip
     monkeypatch.setattr("sys.path", [str(tmp_path / "empty"), str(tmp_path)])
-    for place in ("torchvision.libs/libnvjpeg.36e1.so.13", "nvidia/cu13/lib/libnvjpeg.so.13"):
-        path = tmp_path / place
-        nvjpeg._load_library()
+    places = [
+        "torchvision.libs/libnvjpeg.36e1",
+        "nvidia/nvjpeg/lib/libnvjpeg",
+        "nvidia/cu13/lib/libnvjpeg",
+    ]
+    for place in places:
+        path = tmp_path / f"{place}.so.12"  # of another version
         path.parent.mkdir(parents=True)
-        path.with_name("libnvjpeg.so.12").touch()
+        path.touch()
+    for place in places:
+        path = tmp_path / f"{place}.so.13"
+        nvjpeg._load_library()
         path.touch()
         nvjpeg._load_library()
         assert opened[-2:] == [str(path)] * 2

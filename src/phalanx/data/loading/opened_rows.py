@@ -35,8 +35,7 @@ _MOST_ROOM = 2**20  # bytes of a slot for each row; a JPEG that does not fit onl
 _JPEG_END = b"\xff\xd9"
 _COLOURS, _SUBSAMPLINGS = ("YCbCr", "Gray"), ("444", "422", "420", "440", "Gray")
 _SEGMENT = re.compile(rb"\xff+([^\xff])(..)", re.DOTALL)  # its kind and its length
-_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # kinds that describe the frame
-_BASELINE, _SCAN = 0xC0, 0xDA
+_BASELINE, _SCAN = 0xC0, 0xDA  # kinds: a frame of the usual kind, and a scan
 
 
 JPEG_FIELDS = np.dtype(
@@ -180,8 +179,6 @@ def _is_baseline(data: bytes) -> bool:
         kind, content = found[1][0], data[found.end() : found.end() + 6]
         if kind == _SCAN:
             return components != b"" and content[:1] == components
-        if kind in _FRAMES and kind != _BASELINE:
-            return False
         if kind == _BASELINE:
             components = content[5:]  # their number
         place = found.end(1) + int.from_bytes(found[2], "big")
