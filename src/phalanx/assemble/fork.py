@@ -19,6 +19,7 @@ from phalanx.config.schema import OPTIONS, Config
 from phalanx.disk import quote_path
 from phalanx.engine.checkpoint_store import WEIGHTS, read_facts
 from phalanx.errors import ConfigError
+from phalanx.plan.averaging import check_averaging
 from phalanx.plan.machine_choice import resolve_replicas
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan, count_global_batch
@@ -74,6 +75,8 @@ def prepare_fork(
             f"--fork: {start.checkpoint.name} is at step {begin:,} of {plan.total_steps:,}, so "
             f"nothing is left to train; raise {least}"
         )
+    # a fork begins with a checkpoint of its own
+    check_averaging(settings.config, saves=1 + plan.save.count(after=begin))
     discarded = describe_discarded_state(start, settings.config)
     renamed = _describe_other_classes(dataset.classes, start)
     plan = replace(plan, warnings=(*plan.warnings, *filter(None, (discarded, renamed))))

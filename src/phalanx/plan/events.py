@@ -43,13 +43,13 @@ class Every:
         numerator, late, denominator = self._per_step
         return max(0, (step * numerator - late) // denominator + 1)
 
-    def count(self) -> int:
-        """How often the event occurs in the whole run."""
+    def count(self, *, after: int = 0) -> int:
+        """How often the event occurs after that many steps of the run."""
         if not self.rate:
             return 0
         last = self._passed(self.total_steps)
-        early = max(0, ceil(self.first * self.steps_per_epoch) - 1)
-        points = max(0, min(last - self._passed(0), self.total_steps - early))
+        early = max(after, ceil(self.first * self.steps_per_epoch) - 1)
+        points = max(0, min(last - self._passed(after), self.total_steps - early))
         on_last = last > self._passed(self.total_steps - 1)
         return points if on_last else points + 1
 
