@@ -466,6 +466,9 @@ def test_a_folder_without_images_beside_classes_is_named(tmp_path, capsys):
         assert main([*words, str(tmp_path)]) == 3
         said = f"{tmp_path}/emu: holds no image, but the folders beside it look like classes"
         assert said in capsys.readouterr().err
+    shutil.copyfile(next(tmp_path.rglob("*.jpg")), tmp_path / "loose.jpg")
+    assert main(["data", "list", str(tmp_path)]) == 3
+    assert said in capsys.readouterr().err, "not that there are no class folders"
 
 
 def test_a_link_that_leads_to_itself_hides_no_dataset(tmp_path, capsys):
