@@ -220,3 +220,23 @@ def test_a_fork_onto_other_images_knows_only_those_it_has_read(photos, tmp_path)
     assert main([*map(str, words)]) == 0
     seen = load_file(sorted((fork / "checkpoints").glob("step-*"))[-1] / "seen.safetensors")
     assert len(seen["train"]) == 15 and seen["train"].all()
+
+
+@pytest.mark.parametrize("step", [8, 10])
+def test_a_fork_knows_nothing_of_the_images_that_its_parent_read(photos, tmp_path, step):
+    data, run, fork = tmp_path / "data", tmp_path / "run", tmp_path / "fork"
+    shutil.copytree(photos / "folder", data)
+    image = data / "train/cat/3.jpg"
+    sound = image.read_bytes()
+    image.write_bytes(b"no image" + sound[8:])
+    assert main(words_of("folder", data, run)) == 0
+    assert len(read_result(run)["bad_images"]) == 1
+    image.write_bytes(sound)
+    shutil.copyfile(image, data / "train/cat/more.jpg")
+    words = ["train", "--fork", run, "--run-dir", fork, "--epochs", 4, "--batch-size", 4]
+    assert main([*map(str, words)]) == 0
+    result = read_result(fork)
+    rewind(fork, step=step)  # 8: before it has read any image
+    assert main(["train", "--resume", str(fork)]) == 0
+    assert read_result(fork)["weights_sha256"] == result["weights_sha256"]
+    assert read_result(fork)["bad_images"] == result["bad_images"] == []

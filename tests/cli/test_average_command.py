@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from phalanx.cli.main import main
@@ -267,3 +268,22 @@ def test_a_training_that_would_average_too_many_is_refused(digits, tmp_path, cap
     assert main(small_run(digits, tmp_path / "run", **asked)) == CONFIG
     told = capsys.readouterr().err
     assert "10 checkpoints are needed and the run makes 9; give --weight-avg-n 9, or" in told
+
+
+def test_an_average_is_not_scored_where_the_run_is_not(tmp_path, capsys):
+    for place in range(6):
+        image = tmp_path / "data/train" / "ab"[place % 2] / f"{place}.png"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 30), (40 * place, 90, 0)).save(image)
+    run = tmp_path / "run"
+    words = ["--data=folder", f"--data-dir={tmp_path / 'data'}", "--model=resnet8", "--workers=0"]
+    words += ["--image-size=16", "--batch-size=2", "--epochs=2", "--validation-mode=none"]
+    assert main(["train", *words, f"--run-dir={run}", "--weight-avg-strategy=mean"]) == 0
+    told = capsys.readouterr().out
+    assert "\nmean of 2 checkpoints: not scored\ntrained 6 steps; nothing was scored\n" in told
+    assert (run / "report.html").exists() and not (run / "average.json").exists()
+    assert main(["average", str(run)]) == 0
+    path = run / "checkpoints/average"
+    last = f"{path}: not scored (--validation-mode none)"
+    assert capsys.readouterr().out.splitlines() == ["mean of 2 checkpoints: steps 3, 6", last]
+    assert average(capsys, run)["average"] == {"checkpoint": str(path)}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from phalanx.catalog.models import MODELS
 from phalanx.cli.main import main
@@ -51,6 +51,17 @@ def pair(tmp_path_factory) -> Path:
             picture = Image.new("RGB", (12, 12), (20 * number, 9 * image, 0))
             picture.save(folder / place / f"{image}.png")
     return folder
+
+
+def test_a_loss_that_is_not_finite_is_valid_json(contiguous, digits, tmp_path, capsys):
+    tensors, path = load_file(weights_of(contiguous)), tmp_path / "nan.safetensors"
+    tensors["fc.weight"][0] = torch.nan
+    save_file(tensors, path)
+    words = ["validate", "resnet8", "--init-weights", str(path), "--norm-type", "group"]
+    words += ["--norm-num-groups", "4", "--data", "mnist", "--data-dir", str(digits), "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["loss"] == "nan"
 
 
 def test_a_run_begins_with_another_runs_weights(contiguous, digits, tmp_path, capsys):

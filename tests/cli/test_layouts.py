@@ -267,6 +267,31 @@ def test_a_split_by_val_split_is_not_the_runs_own_without_a_word(tmp_path, capsy
         assert (said in err) if said else ("note:" not in err), options
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("25%", ["--val-split", "0.25"], None),
+        ("25%", ["--val-split", "4"], "note: --val-split 4: run held out 25% and was trained on"),
+        ("none", ["--val-split", "2"], "note: --val-split 2: run was trained on all images, with"),
+        ("none", [], None),
+    ],
+)
+def test_a_fork_that_scores_images_of_its_parents_training_says_so(
+    tmp_path, capsys, before, after, said
+):
+    root, run = write_classes(tmp_path / "data", 4), tmp_path / "run"
+    words = ["train", "folder-resnet18", "--data-dir", root, "--run-dir", run, *STEP]
+    words[words.index("--ckpts-per-epoch") + 1] = "1"
+    words += ["--val-split", before] if before != "none" else ["--validation-mode", "none"]
+    assert main([*map(str, words)]) == 0
+    capsys.readouterr()
+    fork = ["train", "--fork", run, "--run-dir", tmp_path / "fork", "--steps", "2", *after]
+    fork += ["--validation-mode", "during"] if after else []
+    assert main([*map(str, fork)]) == 0
+    told = capsys.readouterr().out
+    assert (said in told) if said else "note:" not in told
+
+
 def test_all_images_may_be_for_training(tmp_path, capsys):
     data = write_classes(tmp_path / "data", 5)
     lines = ["--data-dir", str(data), *STEP, "--ckpts-per-epoch", "1", "--run-dir"]
@@ -441,6 +466,9 @@ def test_a_folder_without_images_beside_classes_is_named(tmp_path, capsys):
         assert main([*words, str(tmp_path)]) == 3
         said = f"{tmp_path}/emu: holds no image, but the folders beside it look like classes"
         assert said in capsys.readouterr().err
+    shutil.copyfile(next(tmp_path.rglob("*.jpg")), tmp_path / "loose.jpg")
+    assert main(["data", "list", str(tmp_path)]) == 3
+    assert said in capsys.readouterr().err, "not that there are no class folders"
 
 
 def test_a_link_that_leads_to_itself_hides_no_dataset(tmp_path, capsys):

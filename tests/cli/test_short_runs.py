@@ -129,6 +129,19 @@ def test_a_fork_of_other_steps_starts_anew_at_the_same_image(trained, tmp_path):
     assert first.plan.schedule.start == first.start.first_step(first.plan) == 24
 
 
+def test_a_fork_too_short_for_its_average_is_refused_before_it_trains(trained, tmp_path, capsys):
+    flags = ["--epochs", "4", "--weight-avg-strategy", "mean", "--weight-avg-n"]
+    fork = ["train", "--fork", str(trained), "--run-dir", str(tmp_path / "fork"), *flags]
+    assert main([*fork, "4"]) == 2
+    assert (
+        "--weight-avg-strategy mean: 4 checkpoints are needed and the run makes 3; give "
+        "--weight-avg-n 3, or a larger --ckpts-per-epoch"
+    ) in capsys.readouterr().err
+    assert not (tmp_path / "fork").exists()
+    assert main([*fork, "3"]) == 0
+    assert "mean of 3 checkpoints" in capsys.readouterr().out
+
+
 def test_the_fork_says_which_it_is(trained, tmp_path, capsys):
     fork = ["train", "--fork", str(trained), "--run-dir", str(tmp_path / "fork"), "--steps", "13"]
     assert main([*fork, "--fork-schedule", "Restart"]) == 0

@@ -162,6 +162,18 @@ def test_a_run_without_validation_images_is_checked_on_training_images(tmp_path)
     assert checked.source == "1 image that comes with Phalanx (its data is not on this machine)"
 
 
+def test_a_run_on_class_folders_alone_is_checked_on_their_images(tmp_path):
+    for place in range(6):
+        image = tmp_path / "data" / "ab"[place % 2] / f"{place}.png"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 30), (40 * place, 90, 0)).save(image)
+    run, options = tmp_path / "run", {"model": "resnet8", "image_size": 16, "batch_size": 2}
+    options |= {"data": "folder", "data_dir": tmp_path / "data", "validation_mode": "none"}
+    phalanx.train(run_dir=run, steps=1, workers=0, **options)
+    checked = phalanx.export(run, format="safetensors", out=tmp_path / "w.safetensors").checked
+    assert checked.source == "6 training images of its data (folder)"
+
+
 def make_case(logits):
     """Images of 1x1 pixels that a checkpoint gives these logits."""
     count = len(logits)

@@ -43,6 +43,9 @@ def test_events_come_when_the_definition_says(rate):
         wanted = by_definition(rate, steps_per_epoch, total)
         assert due_steps(every) == wanted, every
         assert every.count() == len(wanted), every
+        for after in {total // 2, total - 1}:
+            rest = [step for step in wanted if step > after]
+            assert every.count(after=after) == len(rest), (every, after)
 
 
 def test_the_last_step_is_always_due_and_the_start_never():

@@ -35,30 +35,36 @@ from phalanx.engine.weight_average import average_weights, reestimate_norms
 from phalanx.errors import ConfigError
 from phalanx.models.weights import load_tensors
 from phalanx.plan.averaging import Averaging
+from phalanx.plan.plan import scores_anything
 from phalanx.report.folder import RunFolder
 from phalanx.report.summary import AVERAGE_FILE, AverageScore, write_average_score
 
 
 @dataclass(frozen=True, kw_only=True)
 class AveragedRun:
-    """The newest checkpoint of a run and the average of the last ones, both scored."""
+    """The newest checkpoint of a run and the average of the last ones, with their scores."""
 
     account: dict[str, Any]
     paths: tuple[Path, Path]
-    scores: tuple[ScoredModel, ScoredModel]
+    scores: tuple[ScoredModel, ...]  # of both; empty for a run that scores nothing
 
 
 def average_run(folder: RunFolder, averaging: Averaging, flags: Mapping[str, str]) -> AveragedRun:
-    """Average the last checkpoints of a run, and store the average and both scores in the run."""
+    """Average the last checkpoints of a run, and store the average and both scores in the run.
+
+    Nothing is scored for a run with --validation-mode none, which may have no validation images.
+    """
     newest = read_checkpoint(find_checkpoint(folder.path), flags)
     found = list_consecutive_checkpoints(folder.checkpoints, newest)
     checkpoints = found[-averaging.count_among(len(found), where=folder.checkpoints) :]
     steps = [parse_step(checkpoint) for checkpoint in checkpoints]
     account = {**asdict(averaging), "count": len(checkpoints), "steps": steps}
     average = read_checkpoint(_write_average(newest, checkpoints, averaging, account), flags)
-    scores = score_target(newest), score_target(average)
-    both = AverageScore(account=account, newest=scores[0].row, average=scores[1].row)
-    write_average_score(folder.path, both)
+    scores: tuple[ScoredModel, ...] = ()
+    if scores_anything(newest.settings.config):
+        scores = score_target(newest), score_target(average)
+        both = AverageScore(account=account, newest=scores[0].row, average=scores[1].row)
+        write_average_score(folder.path, both)
     paths = newest.start.checkpoint, average.start.checkpoint
     return AveragedRun(account=account, paths=paths, scores=scores)
 

@@ -12,16 +12,17 @@ from phalanx.assemble.prepare import (
     StartingPoint,
     write_run,
 )
-from phalanx.assemble.scoring_target import find_checkpoint
+from phalanx.assemble.scoring_target import describe_other_val_split, find_checkpoint
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.config.read import Settings, find_length, read_stored_settings
 from phalanx.config.schema import OPTIONS, Config
 from phalanx.disk import quote_path
 from phalanx.engine.checkpoint_store import WEIGHTS, read_facts
 from phalanx.errors import ConfigError
+from phalanx.plan.averaging import check_averaging
 from phalanx.plan.machine_choice import resolve_replicas
 from phalanx.plan.model import build_variant
-from phalanx.plan.plan import Plan, count_global_batch
+from phalanx.plan.plan import Plan, count_global_batch, scores_anything
 from phalanx.units import format_plural, parse_duration
 
 _BEGINNING = ("init-weights", "reset-head")  # a fork starts from a checkpoint instead
@@ -74,9 +75,12 @@ def prepare_fork(
             f"--fork: {start.checkpoint.name} is at step {begin:,} of {plan.total_steps:,}, so "
             f"nothing is left to train; raise {least}"
         )
+    # a fork begins with a checkpoint of its own
+    check_averaging(settings.config, saves=1 + plan.save.count(after=begin))
     discarded = describe_discarded_state(start, settings.config)
     renamed = _describe_other_classes(dataset.classes, start)
-    plan = replace(plan, warnings=(*plan.warnings, *filter(None, (discarded, renamed))))
+    seen = _describe_seen_images(settings.config, start)
+    plan = replace(plan, warnings=(*plan.warnings, *filter(None, (discarded, renamed, seen))))
     parent = {
         "run": facts["run"],
         "checkpoint": str(checkpoint.absolute()),
@@ -152,6 +156,13 @@ def _describe_other_classes(classes: Sequence[str], start: StartingPoint) -> str
         "output continues as that of the class which now has its place. "
         f"{_describe_new_head(start)}"
     )
+
+
+def _describe_seen_images(config: Config, start: StartingPoint) -> str:
+    """A note if the fork scores images that its parent may have been trained on."""
+    if config.data.val_split is None or not scores_anything(config):
+        return ""
+    return describe_other_val_split(config, start.facts["config"], run=start.facts["run"])
 
 
 def _describe_new_head(start: StartingPoint) -> str:

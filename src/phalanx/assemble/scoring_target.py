@@ -20,6 +20,7 @@ from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.config.fields import match_case
 from phalanx.config.presets import is_preset, iterate_old_presets, iterate_presets
 from phalanx.config.read import Settings, merge_layers, read_flags, read_stored_settings
+from phalanx.config.schema import Config
 from phalanx.data.transforms.transform import CENTRE_CROP_FRACTION
 from phalanx.disk import expand_home, quote_path
 from phalanx.engine.checkpoint_store import (
@@ -177,20 +178,33 @@ def describe_val_split(checkpoint: ScorableCheckpoint) -> str:
         return ""  # it is scored, whatever the run did
     root = expand_home(data.data_dir)
     if root.resolve() == expand_home(stored.get("data-dir") or "").resolve():
-        if (now and parse_val_split(now)) == (then and parse_val_split(then)):
-            scores_all = now is None and has_valid_split(form, place, replace(layout, scoring=True))
-            said = "the run held out no images: these are the ones it was trained on"
-            return said if scores_all else ""
-        held_out = f"held out {then}" if then else "held out nothing"
-        return (
-            f"--val-split {now or 'none'}: the run {held_out} and was trained on the rest, "
-            "which may include images that are scored here"
-        )
+        scores_all = now is None and has_valid_split(form, place, replace(layout, scoring=True))
+        if scores_all and then is None:
+            return "the run held out no images: these are the ones it was trained on"
+        return describe_other_val_split(settings.config, stored, run="the run")
     if now is None or settings.origins.get("val-split") == "flag":
         return ""
     return (
         f"--val-split {now}, which the run was trained with, is applied to {root} too, so only "
         "part of it is scored; --val-split none scores all of it"
+    )
+
+
+def describe_other_val_split(config: Config, stored: Mapping[str, Any], *, run: str) -> str:
+    """A note if a run was trained on the same folder, but held out other images of it."""
+    now, then = config.data.val_split, stored.get("val-split")
+    folders = (
+        expand_home(path or "").resolve() for path in (config.data.data_dir, stored.get("data-dir"))
+    )
+    if len({*folders}) > 1 or (now and parse_val_split(now)) == (then and parse_val_split(then)):
+        return ""
+    if then is None:
+        return (
+            f"--val-split {now}: {run} was trained on all images, with those that are scored here"
+        )
+    return (
+        f"--val-split {now or 'none'}: {run} held out {then} and was trained on the rest, which "
+        "may include images that are scored here"
     )
 
 

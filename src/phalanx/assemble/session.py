@@ -132,9 +132,10 @@ class Session:
         if start is not None:
             with_optimizer = not describe_discarded_state(start, self.config)
             load_checkpoint(state, start.checkpoint, with_optimizer=with_optimizer)
-            if start.use == "fork":  # keeps the parent's progress, but not its scores and times
+            if start.use == "fork":  # keeps the parent's progress, but not its findings
                 state.step = start.first_step(self.plan)
                 state.scores, state.sums = {}, MetricSums()
+                state.bad_images, state.image_checksums = {}, {}
                 state.throughput = Throughput()
                 state.restart_counts()
         return state

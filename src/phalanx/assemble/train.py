@@ -371,14 +371,15 @@ def _score_checkpoints(training: TrainingRun, deps: LoopDependencies) -> None:
 
 
 def _average_last_checkpoints(training: TrainingRun) -> None:
-    """Average the last checkpoints and score the result, if the options say so."""
+    """Average the last checkpoints if the options say so, and score the result if others are."""
     how = build_averaging(training.session.config)
     if how is None:
         return
     averaged = average_run(training.prepared.run, how, {})
-    before, after = (f"{scored.row.top1:.2%}" for scored in averaged.scores)
     what = f"{how.strategy} of {format_plural(averaged.account['count'], 'checkpoint')}"
-    training.console.print(f"{what}: top-1 {after}, the newest alone {before}")
+    shares = [f"{scored.row.top1:.2%}" for scored in averaged.scores]
+    told = "top-1 {1}, the newest alone {0}".format(*shares) if shares else "not scored"
+    training.console.print(f"{what}: {told}")
 
 
 def _write_results(training: TrainingRun, end: RunEnd) -> Summary:

@@ -110,18 +110,15 @@ def _check_checkpoints(run: "RunFolder", averaging: Averaging, flags: dict[str, 
 
 
 def _as_json(averaged: "AveragedRun") -> dict[str, Any]:
-    """What was averaged, the newest checkpoint's score and the average's."""
-    rows = {
-        name: {"checkpoint": str(path), **asdict(scored.row), "bad_images": scored.bad_images}
-        for name, path, scored in zip(
-            ("newest", "average"), averaged.paths, averaged.scores, strict=True
-        )
-    }
-    return {"averaged": averaged.account, **rows}
+    """What was averaged, and the newest checkpoint and the average with their scores, if any."""
+    rows = [{**asdict(scored.row), "bad_images": scored.bad_images} for scored in averaged.scores]
+    named = zip(("newest", "average"), averaged.paths, rows or [{}, {}], strict=True)
+    scores = {name: {"checkpoint": str(path), **row} for name, path, row in named}
+    return {"averaged": averaged.account, **scores}
 
 
 def _print_scores(averaged: "AveragedRun") -> None:
-    """Print what was averaged and both scores, a line each."""
+    """Print what was averaged and both scores, a line each, or that there are none."""
     account = averaged.account
     decay = f", decay {account['decay']:g}" if account["strategy"] == "exponential" else ""
     steps = ", ".join(f"{step:,}" for step in account["steps"])
@@ -129,6 +126,9 @@ def _print_scores(averaged: "AveragedRun") -> None:
     norms = f"; batch norm statistics from {format_plural(fresh, 'training step')}" if fresh else ""
     which = f"step{'s' * (len(account['steps']) > 1)} {steps}"
     print(f"{account['strategy']}{decay} of {count}: {which}{norms}")
+    if not averaged.scores:
+        print(f"{averaged.paths[1]}: not scored (--validation-mode none)")
+        return
     newest, average = averaged.scores
     print_score(f"{averaged.paths[0]} (the newest)", newest._replace(bad_images={}), as_json=False)
     print_score(str(averaged.paths[1]), average, as_json=False)

@@ -275,11 +275,13 @@ def print_score(
     name: str, scored: "ScoredModel", *, as_json: bool, batch: int | None = None
 ) -> None:
     """Print a score on one line; batch: the size of its batches, if it is to be printed."""
+    from phalanx.report.records import to_json_number
+
     row, bad, rates = scored
     counted = rates[1:] or rates
     if as_json:
-        facts = {"target": name, **asdict(row), "images_per_second": scored.images_per_second}
-        facts |= {"bad_images": bad}
+        facts = {"target": name, **asdict(row), "loss": to_json_number(row.loss)}
+        facts |= {"images_per_second": scored.images_per_second, "bad_images": bad}
         facts |= {"batch_size": batch} if batch else {}
         facts |= {"rates": counted} if len(rates) > 1 else {}
         print(json.dumps(facts))

@@ -43,13 +43,13 @@ class Every:
         numerator, offset, denominator = self._per_step
         return max(0, (step * numerator - offset) // denominator + 1)
 
-    def count(self) -> int:
-        """How often the event occurs in the whole run."""
+    def count(self, *, after: int = 0) -> int:
+        """How often the event occurs after that many steps of the run."""
         if not self.rate:
             return 0
         total = self._count_to(self.total_steps)
-        steps_before = max(0, ceil(self.first * self.steps_per_epoch) - 1)
-        points = max(0, min(total - self._count_to(0), self.total_steps - steps_before))
+        steps_before = max(after, ceil(self.first * self.steps_per_epoch) - 1)
+        points = max(0, min(total - self._count_to(after), self.total_steps - steps_before))
         at_last_step = total > self._count_to(self.total_steps - 1)
         return points if at_last_step else points + 1
 

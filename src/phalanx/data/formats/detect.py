@@ -168,7 +168,7 @@ def describe_no_dataset(root: Path) -> str:
         )
     inner = _list_readable_folders(root)
     empty = [folder for folder in inner if not has_images(folder)]
-    if empty and not has_loose_images(root) and sum(map(has_loose_images, inner)) > 1:
+    if empty and sum(map(has_loose_images, inner)) > 1:
         return (
             f"{empty[0]}: holds no image, but the folders beside it look like classes; add images, "
             "or move it elsewhere"

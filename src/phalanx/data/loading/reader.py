@@ -70,7 +70,7 @@ class InputSpec:
         generated = GeneratedSpec(images=images, image_size=self.image_size, seed=self.seed)
         val_split = None if self.val_split is None else ValSplit(self.val_split, self.seed)
         # without training, a folder without splits is scored as a whole
-        layout = replace(self.layout, scoring=self.order is None)
+        layout = replace(self.layout, scoring=self.order is None and split == "valid")
         source = open_source(
             self.data,
             self.data_dir,
