@@ -16,7 +16,6 @@ from phalanx.assemble.scoring_target import (
 from phalanx.config.read import dump_config, read_settings, read_stored_settings
 from phalanx.errors import ConfigError
 from phalanx.plan.layout import Layout
-from phalanx.plan.machine import count_cores
 from phalanx.plan.machine_choice import (
     MachineChoice,
     choose_machine,
@@ -37,6 +36,7 @@ def alone(monkeypatch):
     for name in (*WORLD, "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    monkeypatch.setattr(import_module("phalanx.plan.world"), "count_cores", lambda: 8)
 
 
 @pytest.fixture
@@ -285,10 +285,25 @@ def test_ranks_share_the_threads_of_their_machine(launch):
     assert plan(replicas=8).threads == 2
 
 
+def test_the_environment_sets_the_threads_of_each_rank_up_to_its_cores(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert [plan(replicas=8, devices=n).threads for n in (1, 2, 4, 8)] == [2, 2, 2, 1]
+
+
 def test_ranks_share_the_cores_for_workers():
     photos = {"data": "generated", "model": "resnet18"}
-    assert plan(**photos).workers == count_cores()
-    assert plan(**photos, replicas=64, devices=64).workers == max(1, count_cores() // 64)
+    assert plan(**photos).workers == 8
+    assert plan(**photos, replicas=64, devices=64).workers == 1
+
+
+@pytest.mark.parametrize(("allocated", "each"), [("16", 8), ("8", 4), (None, 4)])
+def test_ranks_that_slurm_binds_have_cores_of_their_own(monkeypatch, allocated, each):
+    slurm = {"PROCID": "0", "STEP_NUM_TASKS": "2", "LOCALID": "0", "CPUS_ON_NODE": allocated}
+    for name, value in slurm.items():
+        if value:
+            monkeypatch.setenv(f"SLURM_{name}", value)
+    found = plan(data="generated", model="resnet18", replicas=2)
+    assert (found.workers, found.threads) == (each, each)
 
 
 def test_a_resume_on_as_many_ranks_keeps_its_threads(launch):
@@ -448,7 +463,7 @@ def test_a_launcher_whose_ranks_do_not_divide_into_stages_cannot_score(launch):
 
 
 def test_workers_share_the_cores_of_their_machine(launch, monkeypatch):
-    monkeypatch.setattr(import_module("phalanx.plan.plan"), "count_cores", lambda: 16)
+    monkeypatch.setattr(import_module("phalanx.plan.world"), "count_cores", lambda: 16)
     launch(8, here=2)
     settings = settings_with(data="folder", data_dir=".", replicas=8)
     machine = choose_machine(settings.config)

@@ -11,7 +11,7 @@ from phalanx.errors import ConfigError, name_location
 from phalanx.plan.layout import Layout, count_accumulation, make_layout
 from phalanx.plan.machine import count_devices, count_threads, resolve_device
 from phalanx.plan.pipeline import count_stages, needs_splits
-from phalanx.plan.world import read_world
+from phalanx.plan.world import count_rank_cores, read_world
 from phalanx.units import format_plural
 
 
@@ -52,7 +52,7 @@ def choose_scoring_machine(config: Config) -> MachineChoice:
     here = world.local_size if world else devices
     return replace(
         choose_machine(config),
-        threads=config.machine.threads or max(1, count_threads() // here),
+        threads=config.machine.threads or _count_rank_threads(here),
         devices=world.size if world else devices,
         scoring=True,
     )
@@ -89,7 +89,12 @@ def _share_threads(config: Config, device: str) -> int:
     devices, stages = _count_devices(config, device), count_stages(config)
     most_ranks = replicas * stages if devices >= stages else replicas
     local_ranks = world.local_size if world else min(most_ranks, devices)
-    return config.machine.threads or max(1, count_threads() // local_ranks)
+    return config.machine.threads or _count_rank_threads(local_ranks)
+
+
+def _count_rank_threads(ranks: int) -> int:
+    """The default for each of so many ranks of this machine: several never share a core."""
+    return count_threads() if ranks == 1 else min(count_threads(), count_rank_cores(ranks))
 
 
 def plan_layout(config: Config, machine: MachineChoice) -> Layout:

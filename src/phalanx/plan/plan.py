@@ -14,7 +14,6 @@ from phalanx.plan.averaging import check_averaging
 from phalanx.plan.events import CKPTS, LOGS, Every, adjust_event_rate, describe_carried_tail
 from phalanx.plan.layout import Layout, count_accumulation
 from phalanx.plan.loss_scale import LossScale, list_loss_scale_warnings, make_loss_scale
-from phalanx.plan.machine import count_cores
 from phalanx.plan.machine_choice import (
     MachineChoice,
     count_local_ranks,
@@ -35,6 +34,7 @@ from phalanx.plan.schedule import (
     refuse_joint_drops,
 )
 from phalanx.plan.unused_options import list_unused_options
+from phalanx.plan.world import count_rank_cores
 from phalanx.units import RunLength, format_plural, parse_rate, parse_share
 
 LEAST_MAX_BAD = 10
@@ -381,7 +381,7 @@ def count_workers(config: Config, ranks: int) -> int:
     if config.data.workers is not None:
         return config.data.workers
     in_memory = DATASETS[config.data.data].in_memory or config.data.data == "synthetic"
-    return 0 if in_memory else max(1, count_cores() // ranks)
+    return 0 if in_memory else count_rank_cores(ranks)
 
 
 def _count_max_bad(config: Config, images: int) -> int:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.errors import NetworkError
+from phalanx.plan.machine import count_cores
 from phalanx.units import format_plural
 
 _MOST_DIGITS, _HIGHEST_PORT = 9, 65_535
@@ -40,6 +41,7 @@ class World:
     restart: int = 0  # how often all ranks were restarted
     joins_store: bool = False  # whether the launcher, not rank 0, runs the key-value store
     supervised: bool = False  # whether the launcher is our own, which reports lost ranks
+    has_own_cores: bool = False  # whether the cores that this rank sees are no other rank's
     size_variable: str = "WORLD_SIZE"  # the variable with the number of ranks
     members: tuple[str, ...] = ()  # the addresses of all ranks, if that variable lists them
 
@@ -54,6 +56,12 @@ def read_world(environment: _Environment = os.environ) -> World | None:
         if set(names) <= environment.keys():
             return read(environment)
     return None
+
+
+def count_rank_cores(ranks: int) -> int:
+    """The cores for each of so many ranks of this machine."""
+    world, cores = read_world(), count_cores()
+    return cores if world and world.has_own_cores else max(1, cores // ranks)
 
 
 def is_first_rank() -> bool:
@@ -149,6 +157,7 @@ def _read_slurm(environment: _Environment) -> World | None:
     node = number("SLURM_NODEID", "0")
     local_size = tasks[node] if node < len(tasks) else size
     address = environment.get("MASTER_ADDR") or (_LOOPBACK if local_size == size else "")
+    allocated = number("SLURM_CPUS_ON_NODE", "0")
     # a requeued job keeps its number, and its last port may still be in use
     ids = [environment.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT")]
     return World(
@@ -158,6 +167,7 @@ def _read_slurm(environment: _Environment) -> World | None:
         local_size=local_size,
         address=address or _find_first_host(environment.get("SLURM_STEP_NODELIST", "")),
         port=_choose_port(environment, *ids),
+        has_own_cores=count_cores() * local_size <= allocated,
         size_variable="SLURM_STEP_NUM_TASKS",
     )
 
