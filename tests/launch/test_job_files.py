@@ -33,11 +33,18 @@ def test_the_script_asks_slurm_for_what_the_ranks_need():
         f"#SBATCH --{option}"
         for option in (
             *("job-name=phalanx-demo", "nodes=2", "ntasks-per-node=4", "gpus-per-node=4"),
-            *("time=24:00:00", "output=phalanx-demo-%j.log", "signal=B:TERM@120", "requeue"),
+            *(
+                "cpus-per-task=8",
+                "time=24:00:00",
+                "output=phalanx-demo-%j.log",
+                "signal=B:TERM@120",
+                "requeue",
+            ),
             "open-mode=append",
         )
     ]
-    assert "gpus" not in format_job_file("sbatch", make_job(uses_gpus=False))
+    on_cpus = format_job_file("sbatch", make_job(uses_gpus=False))
+    assert "gpus" not in on_cpus and "--cpus" not in on_cpus
 
 
 @pytest.mark.parametrize("resumes", [True, False])
@@ -65,12 +72,10 @@ class Slurm:
             path.write_text(f"#!/bin/bash\n{note}\n{text}\n")
             path.chmod(0o700)
 
-    def start(self, script: str) -> "subprocess.Popen[bytes]":
+    def start(self, script: str, **variables: str) -> "subprocess.Popen[bytes]":
         (self.folder / "job.sh").write_text(script)
-        path = f"{self.folder}:/usr/bin:/bin"
-        return subprocess.Popen(
-            ["bash", self.folder / "job.sh"], env={"PATH": path, "SLURM_JOB_ID": "7"}
-        )
+        own = {"PATH": f"{self.folder}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+        return subprocess.Popen(["bash", self.folder / "job.sh"], env=own | variables)
 
     def read_calls(self) -> list[str]:
         return self.calls.read_text().splitlines() if self.calls.exists() else []
@@ -100,6 +105,14 @@ def test_the_requeued_job_resumes_its_run_and_ends(tmp_path):
     assert slurm.start(format_job_file("sbatch", make_job(tmp_path))).wait(timeout=10) == 0
     (srun,) = slurm.read_calls()
     assert srun.endswith(" -m phalanx train --resume runs/phalanx-demo-7 ")
+
+
+@pytest.mark.parametrize("cores", ["16", ""])
+def test_tasks_get_the_cores_that_the_job_has(tmp_path, cores):
+    slurm = Slurm(tmp_path, f'echo "${{SRUN_CPUS_PER_TASK-none}}" > {tmp_path}/cores')
+    given = {"SLURM_CPUS_PER_TASK": cores} if cores else {}
+    assert slurm.start(format_job_file("sbatch", make_job()), **given).wait(timeout=10) == 0
+    assert (tmp_path / "cores").read_text() == f"{cores or 'none'}\n"
 
 
 def test_the_user_of_ssh_is_no_part_of_a_node_of_slurm():

@@ -83,6 +83,12 @@ def test_srun_gets_tasks_and_nodes():
     assert shlex.split(line.text) == ["srun", *options.split(), "--label", *network, *RANK]
 
 
+def test_srun_gets_the_cores_of_the_allocations_tasks(monkeypatch):
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "16")
+    (line,) = build_launch_lines("srun", command("n1", "n2"))
+    assert line.text.startswith("srun --cpus-per-task 16 --ntasks 4 ")
+
+
 def test_mpirun_gets_slots_variables_and_interfaces():
     made = command(
         "n1",

@@ -108,8 +108,11 @@ def build_srun_args(command: RankCommand) -> list[str]:
 
 
 def _build_srun_lines(command: RankCommand) -> list[LaunchLine]:
-    args = tuple(build_srun_args(command))
-    return [LaunchLine(launcher="srun", host="", args=args, folder=command.folder)]
+    srun, *args = build_srun_args(command)
+    # srun has not taken it from the allocation since Slurm 22.05
+    cores = os.environ.get("SLURM_CPUS_PER_TASK")
+    words = (srun, *(("--cpus-per-task", cores) if cores else ()), *args)
+    return [LaunchLine(launcher="srun", host="", args=words, folder=command.folder)]
 
 
 def _build_mpirun_lines(command: RankCommand) -> list[LaunchLine]:
