@@ -17,7 +17,6 @@ from phalanx.port.shell_loops import MOST_ROUNDS, Loop, find_changed, list_loop_
 from phalanx.port.shell_variables import ShellVariables
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
-_ARRAY_BEGIN = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
 _ARRAY = re.compile(r'("?)\$\{([A-Za-z_]\w*)\[[@*]\]\}\1', re.ASCII)
 _PLACEHOLDER = re.compile(  # [...] and [--help], as READMEs write them; what a script is given
     r"\[(?:\.\.\.|-[^\]\s]*)\]|\$[@*]|\$\{[@*][^{}]*\}"
@@ -174,7 +173,7 @@ class _ShellReader:
             self.variables.set_array(self.array[0], self.words)
             (_, self.words), self.array = self.array, None
             self.place += 1
-        elif here == "(" and self.word and _ARRAY_BEGIN.fullmatch(self.word):
+        elif here == "(" and self.word and _ASSIGNMENT.fullmatch(self.word):
             self.array, self.words, self.word = (self.word, self.words), [], None
             self.place += 1
         else:
