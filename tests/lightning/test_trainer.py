@@ -224,7 +224,7 @@ def test_a_preset_with_stages_trains_as_a_whole(digits, tmp_path, stages):
     ("launched", "given", "workers"), [(False, "", 4), (True, "", 4), (False, "workers: 6", 6)]
 )
 def test_each_process_has_its_share_of_the_workers(tmp_path, monkeypatch, launched, given, workers):
-    monkeypatch.setattr(sys.modules["phalanx.plan.plan"], "count_cores", lambda: 16)
+    monkeypatch.setattr(sys.modules["phalanx.plan.world"], "count_cores", lambda: 16)
     if launched:
         world = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4}
         for name, value in {**world, "MASTER_ADDR": "localhost", "MASTER_PORT": 1234}.items():
