@@ -122,14 +122,14 @@ def _describe_schemas(service: Service) -> dict[str, _Schema]:
 def _describe_predict(service: Service, url: str) -> dict[str, _Schema]:
     classes = len(service.metadata.classes)
     file = {"type": "string", "format": "binary"}
-    files = {"anyOf": [file, {"type": "array", "minItems": 1, "items": file}]}
-    form = {"type": "object", "minProperties": 1, "additionalProperties": files}  # any names
+    # not also as lists of files: tools then refuse other types, which a form does not have
+    form = {"type": "object", "minProperties": 1, "additionalProperties": file}  # any names
     top = {"type": "integer", "minimum": 1, "maximum": classes, "default": min(5, classes)}
     operation = {
         "summary": "The most likely classes of an image, or of several",
         "description": "Send one file as the body, or several as a form; the names of the form's "
-        "fields do not matter. Of several images, one that cannot be read has a problem instead "
-        "of classes; one alone is refused with 400.",
+        "fields do not matter, and several files may have the same. Of several images, one that "
+        "cannot be read has a problem instead of classes; one alone is refused with 400.",
         "parameters": [
             {"name": "top", "in": "query", "description": "How many classes.", "schema": top},
             {
