@@ -225,9 +225,9 @@ def test_a_note_says_that_strict_bits_depend_on_the_share_of_threads():
     for devices, threads in ((1, 8), (2, 4)):
         (note,) = plan(**strict, devices=devices).warnings
         assert note == (
-            f"--determinism strict: {threads} threads per process, its share of this machine; a "
-            "run that begins with another number of devices has another share, and so other "
-            f"bits; give all of them --threads {threads}"
+            f"--determinism strict: {threads} threads per process; a run that begins with another "
+            "number of devices may use another number of threads, which changes the last bits; "
+            f"give all of them --threads {threads}"
         )
         assert not plan(**strict, devices=devices, threads=4).warnings
     assert not plan(**strict | {"determinism": "seeded"}).warnings

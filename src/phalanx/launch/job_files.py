@@ -13,9 +13,9 @@ from phalanx.errors import EXIT_STOPPED, ConfigError
 from phalanx.launch.command_lines import RankCommand, build_srun_args, list_variables
 from phalanx.launch.hosts import strip_user
 
-_CORES = 8  # for each rank with a GPU: Slurm's default is one, which cannot read enough images
+_CORES_PER_GPU = 8  # Slurm's default is one, which cannot read enough images
 _SAVE_S = 120  # between the warning and the end, to write a checkpoint
-# which srun has not done by itself since Slurm 22.05
+# srun has not taken the number from the job since Slurm 22.05
 _PASS_CORES = '[ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
 
 
@@ -42,7 +42,7 @@ def _format_sbatch(job: Job) -> str:
         "ntasks-per-node": layout.ranks_per_host,
         "nodelist": ",".join(map(strip_user, layout.hosts)) or None,
         "gpus-per-node": layout.ranks_per_host if job.uses_gpus else None,
-        "cpus-per-task": _CORES if job.uses_gpus else None,
+        "cpus-per-task": _CORES_PER_GPU if job.uses_gpus else None,
         "time": "24:00:00",
         "output": f"{name}-%j.log",
     }

@@ -201,9 +201,9 @@ def list_layout_notes(config: Config, layout: Layout, machine: MachineChoice) ->
     # a resume keeps the threads that the run began with
     if shared and splits and machine.threads == _share_threads(config, machine.device):
         notes.append(
-            f"--determinism strict: {format_plural(machine.threads, 'thread')} per process, its "
-            "share of this machine; a run that begins with another number of devices has another "
-            f"share, and so other bits; give all of them --threads {machine.threads}"
+            f"--determinism strict: {format_plural(machine.threads, 'thread')} per process; a run "
+            "that begins with another number of devices may use another number of threads, which "
+            f"changes the last bits; give all of them --threads {machine.threads}"
         )
     return notes
 
