@@ -1,7 +1,9 @@
 """`phalanx bench train` and `bench infer`: real steps and forwards of tiny models."""
 
 import json
+from importlib.metadata import version
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,7 +80,7 @@ def test_training_is_measured_by_its_own_step_and_moves_no_weight(
         torch.equal(before[name], weight) for name, weight in seen[0][0].model.named_parameters()
     )
     assert row["setup_s"] > 0 and row["warmup_s"] > 0 and row["first_rate"] > 0
-    assert row["environment"]["torch"] == torch.__version__ and row["environment"]["date"]
+    assert row["environment"]["torch"] == version("torch") and row["environment"]["date"]
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 
@@ -139,12 +141,13 @@ def test_a_run_is_measured_on_as_many_images_as_there_are(tmp_path, capsys):
 def test_a_batch_that_does_not_fit_is_refused_with_one_that_does(way, capsys, monkeypatch):
     free = "phalanx.bench.memory_fit.read_free_memory"
     monkeypatch.setattr(free, lambda: 2**30)
+    held = np.ones(2**27)  # a GiB of this process, which is not free any more
     kind, *data = way.split()
     words = [kind, *data, "--model=resnet8", "--image-size=64", "--device=cpu", *QUICK]
     told = refuse(capsys, *words, "--batch-size=65536")
     assert "--batch-size 65,536" in told and "needs about" in told
     fits = int(told.rsplit("--batch-size ", 1)[1])
-    assert 16 < fits < 65536
+    assert 16 < fits < 65536 and held.nbytes == 2**30
     monkeypatch.setattr(free, lambda: 2**20)
     assert "not even that of one image fits" in refuse(capsys, *words, "--batch-size=65536")
 

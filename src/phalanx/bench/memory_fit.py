@@ -8,7 +8,11 @@ from dataclasses import replace
 
 import torch
 
-from phalanx.assemble.memory import predict_step_memory, read_peak_memory
+from phalanx.assemble.memory import (
+    predict_step_memory,
+    read_peak_memory,
+    read_resident_memory,
+)
 from phalanx.assemble.session import Session
 from phalanx.assemble.torch_setup import find_rank_device
 from phalanx.bench.batch_size_finder import (
@@ -75,10 +79,11 @@ def refuse_large_forward(session: Session) -> None:
         return
     if session.rank_context.scores_in_stages or _surely_fits(rows, plan, free):
         return
+    held = read_resident_memory("VmRSS") or 0  # not free any more
     peaks = []
     for size in _TRIED:
         _run_forward(session, size)
-        peaks.append((size, read_peak_memory()))
+        peaks.append((size, read_peak_memory() - held))
     _refuse_large("a forward pass", *peaks, asked=rows, free=free)
 
 
