@@ -65,6 +65,13 @@ def first_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "measures", False)
 
 
+@pytest.fixture
+def untimed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work on the CPU is not timed by the clock of a GPU that is there, too."""
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setattr("phalanx.kernels.choices._can_measure", lambda: False)
+
+
 @pytest.fixture(autouse=True)
 def drawings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages have empty drawings, half a second each run, unless a test is about them (`draws`)."""

@@ -19,6 +19,7 @@ from phalanx.fused.module_checks import UnitNotFused
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.resnet import Bottleneck
 
+pytestmark = pytest.mark.usefixtures("untimed")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 RESNET = MODELS["resnet50"]

@@ -13,6 +13,7 @@ from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model, initialise_weights
 from phalanx.models.resnet import Bottleneck
 
+pytestmark = pytest.mark.usefixtures("untimed")
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 

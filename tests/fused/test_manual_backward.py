@@ -20,6 +20,7 @@ from phalanx.fused.half_copies import cast_before_passes
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model
 
+pytestmark = pytest.mark.usefixtures("untimed")
 BASIC = ResNetVariant(
     image_size=8, block="basic", depths=(1, 2), widths=(8, 24), stem="small", drop_path=0.4
 )

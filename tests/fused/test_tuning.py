@@ -13,6 +13,8 @@ from phalanx.fused.tuning import describe_temporary_cache, set_compiler_cache, t
 from phalanx.models.build import build_model
 from phalanx.models.units import UnitModel
 
+pytestmark = pytest.mark.usefixtures("untimed")
+
 
 def test_a_model_is_as_it_was_after_tuning():
     model = build_model(MODELS["resnet8"], num_classes=10).to(memory_format=torch.channels_last)

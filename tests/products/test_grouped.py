@@ -6,6 +6,7 @@ import torch
 from phalanx.kernels.choices import CHOICES
 from phalanx.products.grouped import ConvShape, convolve_groups, convolve_groups_back
 
+pytestmark = pytest.mark.usefixtures("untimed")
 ROW = [1, 8, 16]  # groups of 4 channels that are joined
 
 
