@@ -32,6 +32,16 @@ def claim_size(data, height, width):
     return data[:place] + sides + data[place + 4 :]
 
 
+def end_in_scan(data):
+    """A JPEG that opens, and that no decoder of the cores decodes."""
+    return data[: data.index(b"\xff\xda") + 12] + b"\xff\xd9"
+
+
+def lose_rows(data):
+    """A JPEG without its last rows, which the cores' decoders make up; a GPU's shows anything."""
+    return data[: -len(data) // 5] + b"\xff\xd9"
+
+
 SPOILED = {
     3: lambda data: data[: len(data) // 2],
     4: lambda data: b"",

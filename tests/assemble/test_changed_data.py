@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
+from phalanx.assemble.prepare import prepare_resume
 from phalanx.cli.main import main
 from phalanx.data.formats.sources import open_source
 from small_runs import read_result
@@ -87,9 +88,13 @@ def test_a_changed_image_stops_the_resume(photos, tmp_path, capsys, form, worker
         assert "its train data has changed: sha256" in said
     else:
         assert name in said and "since this run read it" in said
+    accepting = prepare_resume(run, {}, accept_changed_data=True)
     assert main(["train", "--resume", str(run), "--accept-changed-data"]) == 0
     (step,) = json.loads((run / "run.json").read_text())["accepted_changed_data"]
     assert 4 <= step < 8, "steps before the changed image are kept"
+    assert accepting.checked_since == step
+    if form != "tfrecord":
+        assert prepare_resume(run, {}).checked_since == step
     assert read_result(run)["weights_sha256"] != weights
 
 

@@ -10,10 +10,11 @@ from phalanx.assemble.dataset_summary import plan_run
 from phalanx.assemble.session import Session
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
-from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
+from phalanx.data.loading.gpu_decode import find_gpu_decode_problem, has_decoding_engines
 from small_photos import write_photos
 from small_runs import read_result, run_phalanx, small_run
 
+CUDA = torch.device("cuda")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -41,13 +42,13 @@ def test_a_run_begun_on_the_gpu_is_scored_on_the_cpu(digits, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["top1"] == pytest.approx(top1, abs=0.051)
 
 
-def fed_images(digits, steps=5, **flags):
+def fed_images(digits, steps=5, *, checked_since=None, **flags):
     """The normalised images and labels of the first steps and of the validation split."""
     flags = {"data": "mnist", "data-dir": str(digits), "image-size": "12", "batch-size": "16",
              "model": "resnet8", "device": "cuda", **flags}  # fmt: skip
     settings = read_settings(None, flags)
     plan, _ = plan_run(settings)
-    with Session(settings.config, plan) as session:
+    with Session(settings.config, plan, checked_since=checked_since) as session:
         feed, found = session.feed, []
         for (batch,), _ in zip(feed.batches_from(0), range(steps), strict=False):
             torch.cuda._sleep(20_000_000)  # the copies run ahead of the work
@@ -75,7 +76,7 @@ def test_floats_that_travel_are_the_same_images(digits):
 
 
 def test_photographs_are_shared_with_the_cores_to_the_same_images(tmp_path):
-    if why := find_gpu_decode_problem(torch.device("cuda")):
+    if why := find_gpu_decode_problem(CUDA):
         pytest.skip(why)
     photos = write_photos(tmp_path / "photos")
     flags = {"data": "folder", "image-size": "32", "model": "resnet18"}
@@ -95,6 +96,27 @@ def test_photographs_are_shared_with_the_cores_to_the_same_images(tmp_path):
     assert torch.equal(images[1][takes], images[2][takes])
     assert torch.equal(images[1][~takes], images[0][~takes])
     assert not torch.equal(images[0], images[2])
+
+
+def test_photographs_are_the_gpus_when_the_cores_have_decoded_each_once(tmp_path):
+    if (why := find_gpu_decode_problem(CUDA)) or not has_decoding_engines(CUDA):
+        pytest.skip(why or "this GPU has no engines for JPEGs")
+    photos = write_photos(tmp_path / "photos", size=(1400, 1000))
+    flags = {"data": "folder", "image-size": "32", "model": "resnet18", "epochs": "9"}
+    usual = fed_images(photos, 6, checked_since=0, **flags)[1]
+    by_cores, by_gpu = (
+        fed_images(photos, 6, **flags, **{"gpu-decode": share})[1] for share in ("false", "true")
+    )
+    for number, (images, cores, gpu) in enumerate(zip(usual, by_cores, by_gpu, strict=True)):
+        later = 6 <= number < 12  # images and labels of six steps, then what is scored
+        assert torch.equal(images, gpu if later else cores), number
+        assert torch.equal(cores, gpu) == (not images.is_floating_point()), number
+    run = tmp_path / "run"
+    words = {**flags, "data-dir": photos, "batch-size": 16, "device": "cuda", "epochs": 2}
+    assert main(["train", *(f"--{n}={v}" for n, v in words.items()), f"--run-dir={run}"]) == 0
+    log = (run / "log.txt").read_text()
+    assert "note: from step 4 on, when the cores have decoded every image once, the GPU" in log
+    assert "decoded on the device from step 4 on" in read_result(run)["input"]["verdict"]
 
 
 def test_mixing_trains_on_the_device(digits, tmp_path):

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 
 import phalanx
-from phalanx.assemble.feed import build_normaliser
+from phalanx.assemble.build import build_normaliser
 from phalanx.data.formats.decode import decode
 from phalanx.data.transforms.transform import build_transform
 from phalanx.export import card_facts

@@ -291,6 +291,7 @@ def test_a_run_of_before_is_understood_as_it_was_meant():
         "exif-orientation": False,
         "kernels": "torch",
         "crop-rule": 1,
+        "gpu-decode": False,
         "listing-rule": 1,
     }
     assert fill_older_options(OLDER) == OLDER | meant

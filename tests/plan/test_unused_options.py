@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from phalanx.assemble.build import keeps_on_device_by_default
 from phalanx.assemble.dataset_summary import build_input_spec
-from phalanx.assemble.feed import keeps_on_device_by_default
 from phalanx.catalog.datasets import DATASETS
 from phalanx.config.presets import builtin_preset_folder
 from phalanx.config.read import read_settings

@@ -1,14 +1,30 @@
-"""From a Config and its Plan to torch objects: network, training state, step options."""
+"""From a Config and its Plan to torch objects: network, training state, step options, input."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from phalanx.assemble.dataset_summary import Preprocessing
 from phalanx.assemble.rank_context import RankContext
+from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import read_model_sizes
 from phalanx.catalog.variant import OwnVariant
+from phalanx.config.combinations import check_gpu_decode
 from phalanx.config.schema import Config
+from phalanx.data.loading.device import Normaliser
+from phalanx.data.loading.gpu_decode import (
+    GpuDecoder,
+    find_gpu_decode_problem,
+    has_decoding_engines,
+    holds_large_jpegs,
+)
+from phalanx.data.loading.loader import BatchBackend
+from phalanx.data.loading.opened_rows import OpenRows
+from phalanx.data.loading.reader import InputSpec, Reader
+from phalanx.data.loading.resident import ResidentBackend, find_resident_problem, fits_on_device
 from phalanx.engine.dynamic_loss_scale import DynamicLossScale
 from phalanx.engine.fused_update import DeviceLossScale, FusedUpdate, can_fuse_update
 from phalanx.engine.loss import smoothing_over_all
@@ -259,3 +275,71 @@ def build_step_options(config: Config, plan: Plan, device: torch.device) -> Step
         velocity_ratio=optim.loss_velocity_scaling_ratio if combined else None,
         metrics=not config.train.disable_metrics,
     )
+
+
+def build_normaliser(
+    preprocessing: Preprocessing, device: torch.device, config: Config | None = None
+) -> Normaliser:
+    """What turns pixels into the model's input; the config says whether on host or device."""
+    on_host = config is not None and config.data.normalization_location == "host"
+    return Normaliser(
+        preprocessing.mean,
+        preprocessing.std,
+        device=device,
+        normalization=preprocessing.normalization,
+        on_host=on_host,
+        as_bytes=config is None or config.data.eight_bit_io is not False,
+    )
+
+
+def choose_decoder(
+    spec: InputSpec, plan: Plan, device: torch.device, config: Config, context: RankContext
+) -> tuple[InputSpec, list[str]]:
+    """The spec with the GPU's share of the images, and what the user should know about it."""
+    asked, first = config.data.gpu_decode, spec.first_checked_step
+    if asked is not None:
+        return replace(spec, gpu_percent=round(100 * asked), checked_since=None), []
+    by_cores = replace(spec, checked_since=None)
+    hindered = config.machine.determinism == "strict" or device.type != "cuda"
+    hindered |= any(check_gpu_decode(config.replace_options({"gpu-decode": True})))
+    if hindered or first is None or first >= plan.total_steps:
+        return by_cores, []
+    large = holds_large_jpegs(spec.open("train"))  # else there is little to win
+    problem = find_gpu_decode_problem(device) if large else None
+    helps = problem == "" and has_decoding_engines(device)
+    if all(context.gather(helps)):
+        note = f"from step {first + 1:,} on, when the cores have decoded every image once, the GPU"
+        return replace(spec, gpu_percent=100), [f"{note} decodes JPEGs (--gpu-decode false: never)"]
+    return by_cores, [f"the cores decode all images: {problem}"] if problem else []
+
+
+def choose_backend(
+    spec: InputSpec, device: torch.device, config: Config
+) -> Callable[[Reader, OpenRows], BatchBackend | None] | None:
+    """The backend that makes images on the device, if the config and the device allow one."""
+    if spec.gpu_percent:
+        problem = find_gpu_decode_problem(device)
+        if problem:
+            raise ConfigError(f"--gpu-decode: {problem}; leave the option out")
+
+        def build(reader: Reader, open_rows: OpenRows) -> BatchBackend | None:
+            takes_any = reader.gpu_share.percent > 0
+            return GpuDecoder(reader, device, open_rows=open_rows) if takes_any else None
+
+        return build
+    asked = config.data.keep_on_device
+    if asked is False or (asked is None and not keeps_on_device_by_default(device, config)):
+        return None
+    sources = [spec.open(split) for split in spec.splits]
+    why_not = find_resident_problem(spec, sources[-1])
+    if asked and why_not:
+        raise ConfigError(f"--keep-on-device: {why_not}; leave the option out")
+    if why_not or not (asked or fits_on_device(sources, device)):
+        return None
+    return lambda reader, open_rows: ResidentBackend(reader, device)
+
+
+def keeps_on_device_by_default(device: torch.device, config: Config) -> bool:
+    """Whether a dataset may be kept on the device although no option asks for it."""
+    small = DATASETS[config.data.data].in_memory
+    return small and device.type == "cuda" and config.data.normalization_location != "host"

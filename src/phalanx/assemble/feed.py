@@ -1,8 +1,7 @@
 """Batches on the device: from the loader, or for synthetic data generated there once."""
 
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -10,21 +9,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from phalanx.assemble.dataset_summary import Preprocessing
+from phalanx.assemble.build import choose_backend, choose_decoder
 from phalanx.assemble.rank_context import RankContext
-from phalanx.catalog.datasets import DATASETS
 from phalanx.config.schema import Config
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.sources import Split
 from phalanx.data.loading.device import Normaliser, allocate_pinned, copy_ahead, wait_for_copy
-from phalanx.data.loading.gpu_decode import GpuDecoder, find_gpu_decode_problem
-from phalanx.data.loading.loader import BatchBackend, Loader, prefetch
-from phalanx.data.loading.opened_rows import OpenRows
-from phalanx.data.loading.reader import NOTES_KEPT, Batch, InputSpec, Reader
-from phalanx.data.loading.resident import ResidentBackend, find_resident_problem, fits_on_device
+from phalanx.data.loading.loader import Loader, prefetch
+from phalanx.data.loading.read_problems import NOTES_KEPT
+from phalanx.data.loading.reader import Batch, InputSpec
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import MicroBatch
-from phalanx.errors import ConfigError
 from phalanx.plan.machine_choice import count_local_ranks
 from phalanx.plan.plan import Plan
 
@@ -53,6 +48,7 @@ class LoadedFeed:
         self, loader: Loader, plan: Plan, normaliser: Normaliser, context: RankContext
     ) -> None:
         self.loader, self._plan, self._normaliser, self._context = loader, plan, normaliser, context
+        self.opening_notes: list[str] = []  # what the user should know before the first step
         self._labels: NDArray[np.int64] | None = None
         self._copying: dict[str, Generator[Any, None, None]] = {}  # running copies, by split
 
@@ -67,14 +63,19 @@ class LoadedFeed:
 
     def batches_from(self, step: int) -> Iterator[list[MicroBatch]]:
         """The micro-batches of each step from `step` on."""
+        stop, first = self._plan.total_steps, self.loader.spec.first_checked_step
+        if first is not None and step < first < stop and self._context.ranks is not None:
+            yield from self._read_steps(step, first)
+            self.exchange_problems()  # a GPU would not notice what another rank's cores have found
+            step = first
+        yield from self._read_steps(step, stop)
+
+    def _read_steps(self, step: int, stop: int) -> Iterator[list[MicroBatch]]:
         if not self._context.reads_images():
-            yield from self._blank_steps(step)
+            yield from self._blank_steps(step, stop)
             return
         steps = self.loader.steps_from(
-            step,
-            self._plan.total_steps,
-            micro_batch=self._plan.micro_batch,
-            share=self._context.train_share,
+            step, stop, micro_batch=self._plan.micro_batch, share=self._context.train_share
         )
         for passes in self._prefetch_to_device(steps, "train"):
             yield [
@@ -82,14 +83,14 @@ class LoadedFeed:
                 for batch in passes
             ]
 
-    def _blank_steps(self, step: int) -> Iterator[list[MicroBatch]]:
+    def _blank_steps(self, step: int, stop: int) -> Iterator[list[MicroBatch]]:
         """Micro-batches for a stage that gets no images: positions in the stream, and meta tensors.
 
         Nothing is read.
         """
         spec, plan, rows = self.loader.spec, self._plan, self._plan.micro_batch
         assert spec.order is not None
-        for now in range(step, plan.total_steps):
+        for now in range(step, stop):
             positions = spec.order.positions(now)
             slices = self._context.train_share.slices(plan.global_batch // rows)
             firsts = [int(positions[number * rows]) for number in slices]
@@ -333,21 +334,6 @@ class _SyntheticFeed:
 Feed = LoadedFeed | _SyntheticFeed
 
 
-def build_normaliser(
-    preprocessing: Preprocessing, device: torch.device, config: Config | None = None
-) -> Normaliser:
-    """What turns pixels into the model's input; the config says whether on host or device."""
-    on_host = config is not None and config.data.normalization_location == "host"
-    return Normaliser(
-        preprocessing.mean,
-        preprocessing.std,
-        device=device,
-        normalization=preprocessing.normalization,
-        on_host=on_host,
-        as_bytes=config is None or config.data.eight_bit_io is not False,
-    )
-
-
 @contextmanager
 def open_feed(
     spec: InputSpec, plan: Plan, normaliser: Normaliser, config: Config, *, context: RankContext
@@ -356,11 +342,12 @@ def open_feed(
     if spec.data == "synthetic":
         yield _SyntheticFeed(plan, normaliser.device, spec.seed, context)
         return
-    device, percent = normaliser.device, round(100 * config.data.gpu_decode)
-    backend = _choose_backend(spec, device, config)
-    is_resident = backend is not None and not percent
+    device = normaliser.device
+    spec, notes = choose_decoder(spec, plan, device, config, context)
+    backend = choose_backend(spec, device, config)
+    is_resident = backend is not None and not spec.gpu_percent
     loader = Loader(
-        replace(spec, gpu_percent=percent),
+        spec,
         workers=0 if is_resident else plan.workers,
         max_bad=plan.max_bad,
         images_per_task=config.data.dataloader_rebatch_size,
@@ -369,31 +356,5 @@ def open_feed(
         backend=backend,
     )
     with loader, closing(LoadedFeed(loader, plan, normaliser, context)) as feed:
+        feed.opening_notes += notes
         yield feed
-
-
-def _choose_backend(
-    spec: InputSpec, device: torch.device, config: Config
-) -> Callable[[Reader, OpenRows], BatchBackend] | None:
-    """The backend that makes images on the device, if the config and the device allow one."""
-    if config.data.gpu_decode:
-        problem = find_gpu_decode_problem(device)
-        if problem:
-            raise ConfigError(f"--gpu-decode: {problem}; leave the option out")
-        return lambda reader, open_rows: GpuDecoder(reader, device, open_rows=open_rows)
-    asked = config.data.keep_on_device
-    if asked is False or (asked is None and not keeps_on_device_by_default(device, config)):
-        return None
-    sources = [spec.open(split) for split in spec.splits]
-    why_not = find_resident_problem(spec, sources[-1])
-    if asked and why_not:
-        raise ConfigError(f"--keep-on-device: {why_not}; leave the option out")
-    if why_not or not (asked or fits_on_device(sources, device)):
-        return None
-    return lambda reader, open_rows: ResidentBackend(reader, device)
-
-
-def keeps_on_device_by_default(device: torch.device, config: Config) -> bool:
-    """Whether a dataset may be kept on the device although no option asks for it."""
-    small = DATASETS[config.data.data].in_memory
-    return small and device.type == "cuda" and config.data.normalization_location != "host"

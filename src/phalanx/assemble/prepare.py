@@ -1,9 +1,8 @@
 """Everything before torch is needed: settings, data, plan and the run folder on disk."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from hashlib import file_digest, sha256
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +29,7 @@ from phalanx.engine.checkpoint_store import (
 from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.plan.machine_choice import choose_machine, refuse_missing_devices, reuse_machine
 from phalanx.plan.plan import Plan, make_plan
-from phalanx.report.environment import collect_environment, hash_code
+from phalanx.report.environment import collect_environment
 from phalanx.report.folder import RunFolder, create_run, name_run_folder, open_run
 from phalanx.report.records import describe_missing_rows, find_changed_record
 from phalanx.report.report_page import write_report
@@ -39,7 +38,6 @@ from phalanx.trackers.choice import refuse_missing_trackers
 
 _WEIGHTS_OF_RUN = tuple(f"{folder}{WEIGHTS}" for folder in ("", "best/", "checkpoints/best/"))
 _RESUME_ORIGIN = "flag at resume"
-OWN_TO_A_MACHINE = ("data-dir", "run-dir", "device", "plugin", "init-weights", "workers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +85,16 @@ class PreparedRun:
     def config(self) -> Config:
         """The options."""
         return self.settings.config
+
+    @property
+    def checked_since(self) -> int:
+        """The step since which this run has checked its images; earlier ones were its parent's."""
+        facts, start = self.run.facts, self.start
+        steps = [(facts["parent"] or {}).get("first_step", 0)]
+        steps += facts.get("accepted_changed_data", [])
+        if self.accepts_changed_data and start is not None and start.use == "resume":
+            steps.append(start.facts["state"]["step"])
+        return int(max(steps))
 
 
 # --- a new run ---
@@ -327,24 +335,6 @@ def find_starting_point(checkpoint: Path | None, run: RunFolder) -> StartingPoin
         return None
     checkpoint = Path(parent["checkpoint"])
     return StartingPoint(checkpoint=checkpoint, facts=read_facts(checkpoint), use="fork")
-
-
-def digest_run(prepared: PreparedRun) -> dict[str, str]:
-    """Digests, by name, of what must be the same on all ranks of a run."""
-    start, data = prepared.start, prepared.dataset.fingerprints
-    weights = None if start is None else [start.use, start.facts["weights_sha256"]]
-    return digest_values(prepared.config, {"data": data, "weights to start from": weights})
-
-
-def digest_values(config: Config, values: Mapping[str, Any]) -> dict[str, str]:
-    """Digests of these values, of the code, and of the options."""
-    # paths and devices may differ between machines
-    options = {n: v for n, v in config.flat().items() if n not in OWN_TO_A_MACHINE}
-    values = {"options": options, "code": hash_code(), **values}
-    return {
-        name: sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-        for name, value in values.items()
-    }
 
 
 def finish_preparing(prepared: PreparedRun) -> PreparedRun:

@@ -6,10 +6,11 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from phalanx.assemble.prepare import OWN_TO_A_MACHINE, PreparedRun
+from phalanx.assemble.prepare import PreparedRun
 from phalanx.engine.checkpoint_store import find_newest_checkpoint
 from phalanx.errors import (
     EXIT_LEFT_AT_ONCE,
@@ -25,6 +26,7 @@ from phalanx.errors import (
 from phalanx.parallel.supervisor import supervise, watch_supervisor
 from phalanx.parallel.watchdog import enable_stack_dumps
 from phalanx.plan.world import World
+from phalanx.report.environment import hash_code
 from phalanx.report.folder import is_run_folder
 from phalanx.signals import Interrupted
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from phalanx.parallel.ranks import Ranks, Store
     from phalanx.plan.plan import Plan
 
+_OWN_TO_A_MACHINE = ("data-dir", "run-dir", "device", "plugin", "init-weights", "workers")
 _RUN = "run"  # the key in the store under which rank 0 publishes the run folder
 _OPTIONS = "options"  # ... its host and the options of its command
 _LEFT = "left"  # ... which counts ranks that found nothing to do
@@ -136,7 +139,7 @@ def _refuse_other_options(
     others = [
         name
         for name in dict.fromkeys([*expected, *flags])
-        if name not in OWN_TO_A_MACHINE and flags.get(name) != expected.get(name)
+        if name not in _OWN_TO_A_MACHINE and flags.get(name) != expected.get(name)
     ]
     if others:
         named = ", ".join("preset" if name == "preset" else f"--{name}" for name in others)
@@ -309,3 +312,21 @@ def join_ranks(
         if other_code is not None:
             raise FailedElsewhere from failure
         raise
+
+
+def digest_run(prepared: PreparedRun) -> dict[str, str]:
+    """Digests, by name, of what must be the same on all ranks of a run."""
+    start, data = prepared.start, prepared.dataset.fingerprints
+    weights = None if start is None else [start.use, start.facts["weights_sha256"]]
+    return digest_values(prepared.config, {"data": data, "weights to start from": weights})
+
+
+def digest_values(config: "Config", values: Mapping[str, Any]) -> dict[str, str]:
+    """Digests of these values, of the code, and of the options."""
+    # paths and devices may differ between machines
+    options = {n: v for n, v in config.flat().items() if n not in _OWN_TO_A_MACHINE}
+    values = {"options": options, "code": hash_code(), **values}
+    return {
+        name: sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+        for name, value in values.items()
+    }

@@ -62,8 +62,12 @@ def replay(prepared: PreparedRun, step: int) -> Replay:
     # even if the run had no metrics: they do not change a bit of the step
     config = prepared.config.replace_options({"disable-metrics": False})
     folder = prepared.run.path  # stores the run's choice of kernels
-    with Session(config, plan, start=prepared.start, folder=folder) as session:
+    checked = prepared.checked_since
+    with Session(
+        config, plan, start=prepared.start, folder=folder, checked_since=checked
+    ) as session:
         state, probe = session.state, Probe(session.model)
+        session.feed.recheck_bad(state.bad_images)  # a GPU would not find them
         began_at, batches = state.step, session.feed.batches_from(state.step)
         while state.step < step - 1:
             session.train_step(next(batches), plan.lr(state.step))

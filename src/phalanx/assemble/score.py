@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from phalanx.assemble.build import build_normaliser
 from phalanx.assemble.dataset_summary import build_read_limits
-from phalanx.assemble.feed import build_normaliser
-from phalanx.assemble.prepare import digest_values, refuse_missing_weights
+from phalanx.assemble.prepare import refuse_missing_weights
+from phalanx.assemble.rank_launch import digest_values
 from phalanx.assemble.run_recorder import make_score_row
 from phalanx.assemble.scoring_target import (
     ScorableCheckpoint,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from phalanx.assemble.build import (
     build_network,
+    build_normaliser,
     build_state,
     build_step_options,
     prepare_kernels,
@@ -25,7 +26,7 @@ from phalanx.assemble.dataset_summary import (
     build_input_spec,
     build_preprocessing,
 )
-from phalanx.assemble.feed import Feed, LoadedFeed, build_normaliser, open_feed
+from phalanx.assemble.feed import Feed, LoadedFeed, open_feed
 from phalanx.assemble.fork import describe_discarded_state
 from phalanx.assemble.memory import MemoryMeter
 from phalanx.assemble.prepare import StartingPoint
@@ -78,9 +79,11 @@ class Session:
         classes: Sequence[str] = (),
         ranks: Ranks | None = None,
         folder: Path | None = None,
+        checked_since: int | None = None,
     ) -> None:
         self.config, self.plan, self.classes = config, plan, tuple(classes)
         self._folder = folder  # of a run, where its choice of kernels is stored
+        self._checked_since = checked_since  # see InputSpec
         self.rank_context = build_rank_context(
             plan, ranks, scores_in_stages=config.pipeline.pipeline_validation_model
         )
@@ -167,7 +170,9 @@ class Session:
     @cached_property
     def feed(self) -> Feed:
         """The training batches, and the validation images."""
-        return self._exits.enter_context(self.open_feed(self.plan))
+        feed = self._exits.enter_context(self.open_feed(self.plan))
+        self.notes += feed.opening_notes if isinstance(feed, LoadedFeed) else []
+        return feed
 
     @cached_property
     def valid_feed(self) -> Feed:
@@ -176,7 +181,7 @@ class Session:
 
     def open_feed(self, plan: Plan) -> AbstractContextManager[Feed]:
         """The batches of a plan; worker processes end with the block."""
-        spec = build_input_spec(self.config, plan)
+        spec = replace(build_input_spec(self.config, plan), checked_since=self._checked_since)
         return open_feed(spec, plan, self.normaliser, self.config, context=self.rank_context)
 
     @cached_property

@@ -15,8 +15,8 @@ from phalanx.config.combinations import check_gpu_decode
 from phalanx.config.schema import Config
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
+from phalanx.data.loading.gpu_share import is_gpu_decodable
 from phalanx.data.loading.loader import Loader
-from phalanx.data.loading.opened_rows import is_gpu_decodable
 from phalanx.data.loading.stage_rates import StageRate, describe_bottleneck, time_stages
 from phalanx.engine.checkpoint_store import choose_best_step, find_newest_checkpoint
 from phalanx.engine.state import TrainState, hash_weights
@@ -114,8 +114,9 @@ def _describe_input(session: Session) -> InputNote | None:
         return None
     needed = seen / max(1 - wait, 1e-6)
     if feed.loader.on_device:
-        percent = feed.loader.spec.gpu_percent
-        decoded = f"up to {percent}% of the images are decoded on the device"
+        percent, first = feed.loader.spec.gpu_percent, feed.loader.spec.first_checked_step
+        since = "" if first is None else f" from step {first + 1:,} on"
+        decoded = f"up to {percent}% of the images are decoded on the device{since}"
         made = decoded if percent else "the images are made on the device itself"
         return InputNote(
             verdict=f"{made}; training waited for them {wait:.0%} of the time",

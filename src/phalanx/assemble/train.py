@@ -17,13 +17,14 @@ from phalanx.assemble.average import average_run
 from phalanx.assemble.blackbox import BlackBox
 from phalanx.assemble.fork import describe_fork
 from phalanx.assemble.memory import read_memory_shares
-from phalanx.assemble.prepare import PreparedRun, digest_run, find_starting_point, finish_preparing
+from phalanx.assemble.prepare import PreparedRun, find_starting_point, finish_preparing
 from phalanx.assemble.rank_context import (
     RankContext,
     build_profiler,
     build_rank_context,
     build_watchdog,
 )
+from phalanx.assemble.rank_launch import digest_run
 from phalanx.assemble.run_recorder import RunRecorder
 from phalanx.assemble.session import Session
 from phalanx.assemble.summarise import RunEnd, gather_run_end, gather_run_facts, summarise_run
@@ -147,8 +148,15 @@ def open_training(
 ) -> TrainingRun:
     """Open all parts of a training run; the stack closes them."""
     run, plan, config = prepared.run, prepared.plan, prepared.config
-    start, classes = prepared.start, prepared.dataset.classes
-    session = Session(config, plan, start=start, classes=classes, ranks=ranks, folder=run.path)
+    session = Session(
+        config,
+        plan,
+        start=prepared.start,
+        classes=prepared.dataset.classes,
+        ranks=ranks,
+        folder=run.path,
+        checked_since=prepared.checked_since,
+    )
     stack.enter_context(session)
     context = session.rank_context
     if not context.is_first_rank:
@@ -213,7 +221,7 @@ def _prepare_start(training: TrainingRun) -> None:
 def _print_start(training: TrainingRun) -> None:
     """Print what is about to be trained."""
     prepared, plan, console = training.prepared, training.prepared.plan, training.console
-    config, start, snapshots = prepared.config, prepared.start, prepared.dataset.snapshots
+    config, start, dataset = prepared.config, prepared.start, prepared.dataset
     layout = training.context.layout
     console.print(
         f"{config.model.model} on {config.data.data}: {format_plural(plan.train_images, 'image')}, "
@@ -224,10 +232,8 @@ def _print_start(training: TrainingRun) -> None:
     console.print(f"run folder {prepared.run.path}")
     if layout.replicas > 1 or plan.stages > 1:
         console.print(describe_layout(layout, stages=plan.stages))
-    dataset = prepared.dataset
-    for line in (dataset.layout, describe_ignored(dataset.ignored)):
-        if line:
-            console.print(f"data: {line}")
+    for line in filter(None, (dataset.layout, describe_ignored(dataset.ignored))):
+        console.print(f"data: {line}")
     for warning in (*plan.warnings, *training.session.notes):
         console.print(f"note: {warning}")
     if start is not None and start.use == "fork":
@@ -236,7 +242,7 @@ def _print_start(training: TrainingRun) -> None:
         console.print(f"resumed at step {training.session.state.step:,}")
         if prepared.accepts_changed_data:
             console.print("note: images may have changed since; --accept-changed-data was given")
-        elif prepared.run.facts.get("data_snapshots", snapshots) != snapshots:
+        elif prepared.run.facts.get("data_snapshots", dataset.snapshots) != dataset.snapshots:
             console.print(
                 "note: data files were written, touched or copied since the run began; names and "
                 "sizes are the same, and contents are compared as they are read"

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phalanx.assemble.feed import LoadedFeed, build_normaliser
+from phalanx.assemble.build import build_normaliser
+from phalanx.assemble.feed import LoadedFeed
 from phalanx.assemble.score import watch_ranks
 from phalanx.assemble.session import Session
 from phalanx.bench.measurement import BenchJob, build_result, release_memory, start_clock

@@ -135,12 +135,13 @@ class DataConfig(Section):
         "Keep image files in memory once they have been read; refused if they do not fit.",
         resumable=True,
     )
-    gpu_decode: ImageShare = option(
-        False,
+    gpu_decode: ImageShare | None = option(
+        None,
         "Decode, crop and resize JPEGs on the GPU: all, or a share such as 0.4 while the cores do "
         "the rest; pixels differ from the CPU's by rounding.",
         low=0,
         high=1,
+        auto="photographs in training from the second epoch on, if the GPU has engines for it",
     )
     keep_on_device: bool | None = option(
         None,

@@ -207,6 +207,7 @@ def fill_older_options(stored: Mapping[str, Any]) -> dict[str, Any]:
     filled.setdefault("exif-orientation", False)
     filled.setdefault("kernels", "torch")
     filled.setdefault("crop-rule", 1)
+    filled.setdefault("gpu-decode", False)
     return filled
 
 

@@ -100,7 +100,7 @@ def _iterate_options() -> Iterator[Option]:
             extra: Any = field.json_schema_extra
             hint = hints[name]
             optional = type(None) in get_args(hint)
-            takes_share = hint == (bool | float)
+            takes_share = {bool, float} <= set(get_args(hint))
             kind = get_args(hint)[0] if optional or takes_share else hint
             choices = get_args(kind)  # of a Literal
             yield Option(

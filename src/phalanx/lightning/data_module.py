@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from phalanx.assemble.build import build_normaliser
 from phalanx.assemble.dataset_summary import build_input_spec, build_preprocessing
-from phalanx.assemble.feed import Feed, build_normaliser, open_feed
+from phalanx.assemble.feed import Feed, open_feed
 from phalanx.assemble.rank_context import RankContext
 from phalanx.assemble.torch_setup import set_cuda_queues
 from phalanx.engine.evaluate import ValidBatch

@@ -48,6 +48,25 @@ class Order:
             start = epoch * self.images + place * self.global_batch
         return np.arange(start, start + self.global_batch, dtype=np.int64)
 
+    def find_next_pass(self, step: int) -> int:
+        """The first pass over all images that begins at this step or after it."""
+        return -(-int(self.positions(step)[0]) // (self.images * self.repeats))
+
+    def find_end(self, number: int) -> int:
+        """The first step after a pass, all of whose positions belong to later ones."""
+        end = (number + 1) * self.images * self.repeats
+        if self.drop_tail:
+            return end // self.images * (self.images // self.global_batch)
+        return -(-end // self.global_batch)
+
+    def find_dropped(self, number: int) -> NDArray[np.int64]:
+        """The images of which a pass leaves out at least one copy, because of `drop_tail`."""
+        if not self.drop_tail:
+            return np.empty(0, np.int64)
+        epochs = number * self.repeats + np.arange(self.repeats)[:, None]
+        places = np.arange(self.images - self.images % self.global_batch, self.images)
+        return np.unique(self.indices((epochs * self.images + places).ravel()))
+
     def epochs(self, positions: ArrayLike) -> NDArray[np.int64]:
         """The number of the permutation, a pass over all images, that each position belongs to."""
         return np.asarray(positions, np.int64) // self.repeats // self.images

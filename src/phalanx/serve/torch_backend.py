@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx import __version__
-from phalanx.assemble.feed import build_normaliser
+from phalanx.assemble.build import build_normaliser
 from phalanx.assemble.score import open_checkpoint
 from phalanx.assemble.session import Session
 from phalanx.engine.step import compute_logits

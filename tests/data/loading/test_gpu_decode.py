@@ -3,15 +3,12 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-import simplejpeg
 import torch
 from PIL import Image
 
 from phalanx.data.convert.sample import Sample
-from phalanx.data.formats.decode import EncodedImage
-from phalanx.data.loading import gpu_decode, opened_rows
+from phalanx.data.loading import gpu_decode
 from phalanx.data.loading.gpu_decode import GpuDecoder, find_gpu_decode_problem
-from phalanx.data.loading.opened_rows import is_gpu_decodable
 from phalanx.data.loading.reader import BatchRequest, Reader
 from phalanx.data.transforms.transform import (
     TransformSpec,
@@ -47,21 +44,6 @@ PARTS = {  # of images of width x height: top, left, height, width
     (1, 1): (0, 0, 1, 1),
 }
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-def with_four_rows_for_a_colour(image):
-    """A JPEG in 4:4:1."""
-    data = bytearray(simplejpeg.encode_jpeg(np.asarray(image), colorsubsampling="411"))
-    data[data.index(b"\xff\xc0") + 11] = 0x14
-    return bytes(data)
-
-
-def in_a_scan_for_each_colour(data):
-    """The JPEG, as if what is there were the luminance's scan, which others follow."""
-    start = data.index(b"\xff\xda")
-    length = int.from_bytes(data[start + 2 : start + 4], "big")
-    scan = b"\xff\xda\x00\x08\x01" + data[start + 5 : start + 7] + b"\x00\x3f\x00"
-    return data[:start] + scan + data[start + 2 + length :]
 
 
 def refusing(files):
@@ -251,6 +233,17 @@ def test_a_device_without_memory_is_not_taken_for_bad_images(folder):
         fill_on_device(reader_of(folder, "train"), np.arange(COUNT), decode=decode)
 
 
+def test_a_device_with_little_memory_left_decodes_fewer_at_a_time(folder):
+    def decode(files):
+        if len(files) > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return stand_in(files)
+
+    pixels, _, decoder = fill_on_device(reader_of(folder, "train"), np.arange(COUNT), decode=decode)
+    whole, _, _ = fill_on_device(reader_of(folder, "train"), np.arange(COUNT))
+    assert (pixels == whole).all() and decoder.failed_calls == 0
+
+
 class Recorder:
     """A decoder that notes which thread calls it, and waits until another one is called, too."""
 
@@ -321,37 +314,6 @@ def test_large_batches_are_decoded_in_portions(folder, monkeypatch):
 
     pixels, _, _ = fill_on_device(reader_of(folder, "train"), positions, decode=count)
     assert len(calls) > 5 and max(calls) <= 4 and (pixels == whole).all()
-
-
-@pytest.mark.parametrize(
-    ("data", "suits"),
-    [
-        (encode(photo(1)), True),
-        (encode(photo(1, mode="L")), True),
-        (encode(photo(1), progressive=True), False),
-        (simplejpeg.encode_jpeg(np.asarray(photo(1)), colorsubsampling="440"), True),
-        (simplejpeg.encode_jpeg(np.asarray(photo(1)), colorsubsampling="411"), False),
-        (with_four_rows_for_a_colour(photo(1)), False),
-        (in_a_scan_for_each_colour(encode(photo(1))), False),
-        (encode(photo(1)).replace(b"\xff\xc0", b"\xff\xff\xff\xc0"), True),
-        (encode(photo(1, mode="CMYK")), False),
-        (encode(photo(1), "PNG"), False),
-        (encode(photo(1))[:-300], False),
-        (encode(photo(1)) + b"\0", False),
-    ],
-)
-def test_whole_jpegs_of_the_usual_kinds_are_for_the_gpu(data, suits):
-    assert is_gpu_decodable(EncodedImage(data, "image")) == suits
-
-
-def test_without_simplejpeg_no_image_is_for_the_gpu(monkeypatch):
-    image = EncodedImage(encode(photo(1)), "image")
-    monkeypatch.setattr(opened_rows, "simplejpeg", None)
-    assert not is_gpu_decodable(image)
-
-
-def test_pixels_in_memory_are_not_for_the_gpus_decoder():
-    assert not is_gpu_decodable(IMAGES[0])
 
 
 # --- refusing ---

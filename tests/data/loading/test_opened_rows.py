@@ -12,23 +12,27 @@ import torch
 from phalanx.data.convert.sample import Sample
 from phalanx.data.loading import opened_rows
 from phalanx.data.loading.gpu_decode import GpuDecoder, find_gpu_decode_problem
+from phalanx.data.loading.gpu_share import GpuShare
 from phalanx.data.loading.loader import Loader
-from phalanx.data.loading.opened_rows import find_gpu_rows
 from phalanx.data.loading.reader import BatchRequest, Reader
 from phalanx.errors import DataError
 from phalanx.plan.share import Share
-from small_jpegs import COUNT, SIZE, SPOILED, open_loader, spec_of, stand_in, write_files
+from small_jpegs import (
+    COUNT,
+    SIZE,
+    SPOILED,
+    end_in_scan,
+    open_loader,
+    spec_of,
+    stand_in,
+    write_files,
+)
 from small_photos import encode, photo
 from small_samples import write_split
 
 FIELDS = ("pixels", "labels", "indices", "positions")
 STEPS = 3  # every image comes that often
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-def end_in_scan(data):
-    """A JPEG that opens, and that no decoder decodes."""
-    return data[: data.index(b"\xff\xda") + 12] + b"\xff\xd9"
 
 
 def end_amid_rows(data):
@@ -82,16 +86,6 @@ def assert_equal(some, others):
 def alone(spoiled):
     """What this process makes of spoiled files without workers, by share."""
     return {percent: read_all(open_loader(spoiled, percent=percent)) for percent in (7, 40, 100)}
-
-
-def test_rows_are_spread_evenly_and_by_their_position_alone():
-    positions = np.arange(1000, 3000)
-    for percent in (1, 7, 40, 99, 100):
-        chosen = find_gpu_rows(positions, percent)
-        windows = np.convolve(chosen, np.ones(100, int), "valid")
-        assert (windows == percent).all()
-        assert (find_gpu_rows(positions[::3], percent) == chosen[::3]).all()
-    assert not find_gpu_rows(positions, 0).any()
 
 
 @pytest.mark.parametrize(("percent", "workers"), [(7, 2), (40, 1), (40, 3), (100, 1), (100, 3)])
@@ -264,7 +258,7 @@ def test_a_changed_file_is_noticed_in_either_kind_of_row(tmp_path):
     assert (seen["train"] != 0).all()
     order = spec_of(root).order
     images = order.indices(np.arange(COUNT)).tolist()
-    is_gpu_row = find_gpu_rows(np.arange(COUNT), 40).tolist()
+    is_gpu_row = GpuShare(40).find_rows(np.arange(COUNT)).tolist()
     for kind in (True, False):  # of the cat's, which have the first numbers
         number = next(i for i, gpu in zip(images, is_gpu_row, strict=True) if gpu == kind and i < 3)
         path = root / "train" / "cat" / f"{number:02}.jpg"

@@ -67,25 +67,37 @@ def decode(
     name: str,
     *,
     min_shape: tuple[int, int] | None = None,
-    shape: tuple[int, int] | None = None,
     max_pixels: int = MAX_PIXELS,
     upright: bool = True,
 ) -> Pixels:
     """The image as RGB, if `upright` turned as its EXIF says; raises BadImage.
 
     min_shape: height and width, as stored, that are enough. A JPEG is then decoded at a half, a
-    quarter or an eighth of its size if that is not smaller, which saves most of the work. shape:
-    its height and width, if they were already read and compared with max_pixels.
+    quarter or an eighth of its size if that is not smaller, which saves most of the work.
     """
-    if simplejpeg is not None and data.startswith(JPEG_START):
-        if shape is None:
-            read_image_shape(data, name, max_pixels=max_pixels)
-        height, width = min_shape or (0, 0)
-        with suppress(ValueError):  # CMYK, stray bytes, damage: Pillow reads it or says why not
-            pixels = simplejpeg.decode_jpeg(
-                data, min_height=height, min_width=width, min_factor=2 if min_shape else 1
-            )
-            return turn_pixels(pixels, find_jpeg_orientation(data)) if upright else pixels
+    if data.startswith(JPEG_START):
+        read_image_shape(data, name, max_pixels=max_pixels)
+    pixels = _decode_sound_jpeg(data, min_shape)
+    if pixels is None:
+        return _decode_by_pillow(data, name, max_pixels=max_pixels, upright=upright)
+    return turn_pixels(pixels, find_jpeg_orientation(data)) if upright else pixels
+
+
+def _decode_sound_jpeg(data: bytes, min_shape: tuple[int, int] | None) -> Pixels | None:
+    """A JPEG as it is stored; None if it is CMYK, has stray bytes or damage, or is no JPEG."""
+    if simplejpeg is None or not data.startswith(JPEG_START):
+        return None
+    height, width = min_shape or (0, 0)
+    with suppress(ValueError):
+        pixels: Pixels = simplejpeg.decode_jpeg(
+            data, min_height=height, min_width=width, min_factor=2 if min_shape else 1
+        )
+        return pixels
+    return None
+
+
+def _decode_by_pillow(data: bytes, name: str, *, max_pixels: int, upright: bool) -> Pixels:
+    """An image of any format that Pillow reads, which also says what is wrong with others."""
     with _open_pillow(data, name) as image:
         _refuse_bomb((image.height, image.width), name, max_pixels)
         orientation = find_orientation(data, image) if upright else UPRIGHT
@@ -193,7 +205,11 @@ class EncodedImage:
     """An image file in memory: its height and width are known, pixels are decoded on demand.
 
     upright: whether it is turned as its EXIF says; height and width are those after turning.
+    decodes_whole: whether all of it is decoded even for a crop, so that damage anywhere is noticed.
+    is_sound: whether libjpeg has decoded it without a complaint, as other decoders then do, too.
     """
+
+    decodes_whole, is_sound = False, False
 
     def __init__(
         self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS, upright: bool = True
@@ -208,20 +224,18 @@ class EncodedImage:
 
         The margin keeps the result within 5/255 of a resize of the fully decoded image.
         """
-        pixels = decode(
-            self.data,
-            self.name,
-            min_shape=self._min_shape(scale),
-            shape=(self.height, self.width),
-            max_pixels=self.max_pixels,
-            upright=False,
-        )
+        pixels = _decode_sound_jpeg(self.data, self._min_shape(scale))
+        self.is_sound = pixels is not None
+        if pixels is None:
+            limit = self.max_pixels
+            pixels = _decode_by_pillow(self.data, self.name, max_pixels=limit, upright=False)
         return turn_pixels(pixels, self.orientation)
 
     def decode_crop(self, crop: Crop, scale: float) -> Pixels:
         """Like `decode`, but pixels outside of the crop, given at full size, are undefined."""
         rows = count_stored_rows(crop, (self.height, self.width), self.orientation)
-        pixels = decode_top(self.data, rows, self._min_shape(scale))
+        scaled_to = self._min_shape(scale)
+        pixels = None if self.decodes_whole else decode_top(self.data, rows, scaled_to)
         return self.decode(scale) if pixels is None else turn_pixels(pixels, self.orientation)
 
     def _min_shape(self, scale: float) -> tuple[int, int] | None:

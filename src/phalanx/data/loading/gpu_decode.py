@@ -17,9 +17,10 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from functools import partial
-from itertools import cycle, pairwise, tee
+from itertools import chain, cycle, pairwise, tee
+from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from phalanx.data.formats.decode import EncodedImage, Image
+from phalanx.data.formats.decode import BadImage, EncodedImage, Image
+from phalanx.data.formats.sources import Source
+from phalanx.data.loading.gpu_share import is_gpu_decodable
 from phalanx.data.loading.loader import BatchBackend, prefetch
 from phalanx.data.loading.nvjpeg import NvJpeg, find_package
 from phalanx.data.loading.opened_rows import (
@@ -35,11 +38,9 @@ from phalanx.data.loading.opened_rows import (
     OpenedRows,
     OpenRows,
     describe_jpeg,
-    find_gpu_rows,
-    is_gpu_decodable,
     open_rows_here,
 )
-from phalanx.data.loading.reader import Batch, BatchRequest, Reader, refuse_too_many_bad
+from phalanx.data.loading.reader import Batch, BatchRequest, Reader, open_image
 from phalanx.data.orientation import TURNS, UPRIGHT
 from phalanx.data.transforms.transform import TransformSpec
 from phalanx.errors import ConfigError
@@ -59,6 +60,8 @@ _USUAL_SWITCH_S = sys.getswitchinterval()
 _SWITCH_S = 1e-4  # between threads: with the usual 5 ms, a finished decode waits for a busy reader
 _HOST_OPTIONS = ("color_jitter", "auto_augment", "random_erasing")
 _LEFT_OUT = -1  # the size of a JPEG that is reopened instead
+_TYPICAL = 16  # images, spread over a dataset
+_LARGE_JPEG = 2**15  # bytes
 _DECODERS = 2  # which run at the same time, each on its own batch
 _BUFFERS = _DECODERS + 2  # for the files of the batch being collected and of those being decoded
 
@@ -155,7 +158,7 @@ class GpuDecoder(BatchBackend):
     def _collect(self, request: BatchRequest, opened: Iterator[OpenedRows]) -> _CollectedBatch:
         """Copy the rows of a batch, piece by piece, without work for each single image."""
         positions, size = request
-        of_cores = ~find_gpu_rows(positions, self.reader.spec.gpu_percent)
+        of_cores = ~self.reader.gpu_share.find_rows(positions)
         pixels, buffer = self._allocate(int(of_cores.sum()), size), next(self._buffers)
         indices, pixel_rows, jpegs = np.empty_like(positions), [], []
         start, filled = 0, 0
@@ -172,7 +175,7 @@ class GpuDecoder(BatchBackend):
             piece.jpegs["row"] += start
             jpegs.append(piece.jpegs)
             start, filled = start + len(piece.indices), filled + len(piece.pixels)
-        refuse_too_many_bad(self.reader.problems.bad_images, self.reader.max_bad)
+        self.reader.problems.refuse_too_many_bad(self.reader.max_bad)
         table = np.concatenate(jpegs)
         files = buffer.split(table["size"])
         self._complete_files(table, files, indices)
@@ -186,11 +189,14 @@ class GpuDecoder(BatchBackend):
     def _complete_files(
         self, jpegs: NDArray[np.void], files: list[Tensor], indices: _Integers
     ) -> None:
-        """Read the files that did not fit; leave out images that this process knows to be bad."""
-        bad = self.reader.problems.bad_images
-        if bad:
-            known = np.isin(indices[jpegs["row"]], list(bad))
-            jpegs["size"][known] = _LEFT_OUT
+        """Read the files that did not fit; leave out images that this process knows to be bad.
+
+        And those that are the cores': the worker that opened one may not know that yet.
+        """
+        problems = self.reader.problems
+        known = [*problems.bad_images, *problems.cores_only]
+        if known:
+            jpegs["size"][np.isin(indices[jpegs["row"]], known)] = _LEFT_OUT
         for number in np.flatnonzero(jpegs["size"] == 0).tolist():
             image = self.reader.try_open(int(indices[jpegs["row"][number]]))
             jpegs["size"][number] = _LEFT_OUT
@@ -216,22 +222,34 @@ class GpuDecoder(BatchBackend):
 
     def _decode_jpegs(self, batch: _CollectedBatch, out: Tensor, decode: Decode) -> list[int]:
         """Write the rows that the device can decode; returns those that it cannot."""
-        jpegs, files = batch.jpegs, batch.files
-        rows: list[int] = jpegs["row"].tolist()
-        refused = [row for row, size in zip(rows, jpegs["size"], strict=True) if size == _LEFT_OUT]
-        for numbers in _split_by_memory(jpegs):
-            tensors = dict(
-                zip(numbers, self._try_decode([files[n] for n in numbers], decode), strict=False)
-            )
-            if not tensors:  # it failed for one of them: find out which
-                alone = {number: self._try_decode([files[number]], decode) for number in numbers}
-                refused += [rows[number] for number in numbers if not alone[number]]
-                tensors = {number: found[0] for number, found in alone.items() if found}
-            if tensors:
-                part = jpegs[[*tensors]]
-                cut = _crop_decoded([*tensors.values()], part, batch.request.size)
-                self._write_rows(cut, part["row"], out)
+        jpegs = batch.jpegs
+        refused: list[int] = jpegs["row"][jpegs["size"] == _LEFT_OUT].tolist()
+        portions = deque(_split_by_memory(jpegs))
+        while portions:
+            numbers = portions.popleft()
+            try:
+                refused += self._decode_portion(numbers, batch, out, decode)
+            except torch.OutOfMemoryError:  # training has taken most of it
+                if len(numbers) == 1:
+                    raise
+                half = len(numbers) // 2
+                portions.extendleft([numbers[half:], numbers[:half]])
         return refused
+
+    def _decode_portion(
+        self, numbers: list[int], batch: _CollectedBatch, out: Tensor, decode: Decode
+    ) -> list[int]:
+        """Decode and write the JPEGs of these numbers; returns the rows of those it cannot."""
+        jpegs = batch.jpegs[numbers]
+        decoded = self._try_decode([batch.files[number] for number in numbers], decode)
+        if decoded:
+            self._write_rows(_crop_decoded(decoded, jpegs, batch.request.size), jpegs["row"], out)
+            return []
+        if len(numbers) == 1:
+            return [int(jpegs["row"][0])]
+        # it failed for one of them: find out which
+        alone = [self._decode_portion([number], batch, out, decode) for number in numbers]
+        return list(chain.from_iterable(alone))
 
     def _try_decode(self, files: list[Tensor], decode: Decode) -> list[Tensor]:
         """These images before cropping and turning; empty if the device fails for one of them."""
@@ -259,7 +277,7 @@ class GpuDecoder(BatchBackend):
         square = np.empty((size, size, 3), np.uint8)
 
         def skips(index: int, image: Image) -> bool:
-            return index not in refused and is_gpu_decodable(image)
+            return index not in refused and reader.leaves_to_gpu(index, image)
 
         while True:
             image = reader.open(int(first))
@@ -312,6 +330,12 @@ def _refuse_host_options(spec: TransformSpec, *, training: bool) -> None:
             raise ConfigError(f"--gpu-decode: --{option} runs on the CPU; leave one of them out")
 
 
+def has_decoding_engines(device: torch.device) -> bool:
+    """Whether a GPU, on which nvJPEG works, decodes with engines made for it."""
+    with closing(NvJpeg(device)) as nvjpeg:
+        return nvjpeg.has_engines
+
+
 def find_gpu_decode_problem(device: torch.device) -> str:
     """Why JPEGs cannot be decoded on this device; empty if they can."""
     if device.type != "cuda" or not torch.cuda.is_available():
@@ -326,3 +350,14 @@ def find_gpu_decode_problem(device: torch.device) -> str:
     except (RuntimeError, AttributeError) as cause:
         return f"nvJPEG cannot decode on {device} ({str(cause).partition(chr(10))[0]})"
     return ""
+
+
+def holds_large_jpegs(source: Source) -> bool:
+    """Whether typical images are JPEGs for the GPU, so large that the cores take long over them."""
+    sizes = []
+    for index in np.linspace(0, len(source) - 1, _TYPICAL).astype(int).tolist():
+        with suppress(BadImage):
+            image = open_image(source, index)
+            if is_gpu_decodable(image):
+                sizes.append(len(image.data))
+    return len(sizes) > _TYPICAL // 2 and mean(sizes) >= _LARGE_JPEG

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from phalanx.data.formats.folder import FolderSource
 from phalanx.data.formats.index import IndexedSource
-from phalanx.data.loading.reader import ReadProblems
+from phalanx.data.loading.read_problems import ReadProblems
 from phalanx.errors import CheckpointError, DataError
 
 

@@ -22,14 +22,8 @@ from phalanx.data.loading.opened_rows import (
     find_row_bytes,
     open_rows_here,
 )
-from phalanx.data.loading.reader import (
-    Batch,
-    BatchRequest,
-    InputSpec,
-    Reader,
-    ReadProblems,
-    refuse_too_many_bad,
-)
+from phalanx.data.loading.read_problems import ReadProblems
+from phalanx.data.loading.reader import Batch, BatchRequest, InputSpec, Reader
 from phalanx.data.loading.worker_pool import WorkerPool
 from phalanx.errors import DataError
 from phalanx.plan.share import WHOLE, Share
@@ -42,6 +36,7 @@ _STEPS_AHEAD = 2
 _IMAGES_PER_TASK = 16  # few enough that several workers share a step
 _TASKS_AHEAD = 4  # for each worker, so that none waits for the parent
 _SPLITS: tuple[Split, ...] = ("train", "valid")
+_CORES_ONLY = "cores only"
 
 
 def prefetch(items: Iterator[_Item]) -> Generator[_Item, None, None]:
@@ -105,7 +100,7 @@ class _WorkerBackend(BatchBackend):
                     rows = slice(start, start + len(piece.indices))
                     pixels[rows], indices[rows] = piece.pixels, piece.indices
                     start = rows.stop
-                refuse_too_many_bad(reader.problems.bad_images, reader.max_bad)
+                reader.problems.refuse_too_many_bad(reader.max_bad)
                 yield Batch(pixels, reader.find_labels(indices), indices, positions)
 
 
@@ -118,7 +113,7 @@ class Loader:
     images_per_task: how many a worker fills at a time. cache: how many processes of this machine,
     including this one, cache encoded images in memory; 0: no cache. allocate: returns the memory
     of a batch; by default plain memory. backend: builds what makes batches on the device, from a
-    reader and a function that opens their files.
+    reader and a function that opens their files; None for a split whose batches the host makes.
     """
 
     def __init__(
@@ -130,7 +125,7 @@ class Loader:
         images_per_task: int = _IMAGES_PER_TASK,
         cache: int = 0,
         allocate: _Allocate | None = None,
-        backend: Callable[[Reader, OpenRows], BatchBackend] | None = None,
+        backend: Callable[[Reader, OpenRows], BatchBackend | None] | None = None,
     ):
         if spec.gpu_percent and backend is None:
             left = f"{spec.gpu_percent}% of the images are left to a GPU"
@@ -142,7 +137,7 @@ class Loader:
         self._images_per_task = images_per_task
         self._allocate = allocate or (lambda shape: np.empty(shape, np.uint8))
         self._feeds_cpu = allocate is None
-        self._build_backend = backend or self._build_host_backend
+        self._build_backend = backend or (lambda reader, open_rows: None)
         self._caches: SharedCaches | None = None
         if cache:  # allocated now, to report before training if it does not fit
             sources = {split: spec.open(split) for split in spec.splits}
@@ -191,7 +186,7 @@ class Loader:
 
         numbers = share.batches(-(-images // batch_size))
         for batch in self._open_stream("valid", map(request, numbers)):
-            yield batch if self.on_device else _pad(batch, batch_size)
+            yield _pad(batch, batch_size) if isinstance(batch.pixels, np.ndarray) else batch
 
     def needs_prefetch(self, split: Split) -> bool:
         """Whether a batch takes the host so long that it should be made ahead of its use."""
@@ -211,14 +206,24 @@ class Loader:
 
     @property
     def image_checksums(self) -> dict[str, NDArray[np.uint32]]:
-        """The checksum of each image by split; 0 for images that were not read."""
-        return {split: images.checksums for split, images in self._checksums.items()}
+        """The checksum of each image by split; 0 for images that were not read.
+
+        Those that only the cores decode, if there are any, are 1 in an array of their own.
+        """
+        found = {str(split): images.checksums for split, images in self._checksums.items()}
+        if cores_only := list(self._problems["train"].cores_only):
+            found[_CORES_ONLY] = np.zeros(len(self.source("train")), np.uint32)
+            found[_CORES_ONLY][cores_only] = 1
+        return found
 
     def restore_checksums(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
-        """Compare all images with the checksums from earlier processes of a run."""
+        """Compare all images with the `image_checksums` of earlier processes of a run."""
         for split in _SPLITS:
             if split in checksums:
                 self._open_checksums(split).restore(checksums[split])
+        if self.spec.order is not None and _CORES_ONLY in checksums:
+            cores_only = np.flatnonzero(checksums[_CORES_ONLY]).tolist()
+            self._problems["train"].cores_only.update(dict.fromkeys(cores_only))
 
     def _open_checksums(self, split: Split) -> ImageChecksums:
         source = self.source(split)
@@ -248,19 +253,12 @@ class Loader:
 
     def copy_problems(self) -> dict[Split, ReadProblems]:
         """A copy of all problems so far, for another process; a thread may still be reading."""
-        return {
-            split: ReadProblems(found.bad_images.copy(), found.notes.copy())
-            for split, found in self._problems.items()
-        }
+        return {split: found.copy() for split, found in self._problems.items()}
 
     def add_problems(self, others: Mapping[Split, ReadProblems]) -> None:
         """Add the problems of another process that reads the same splits."""
         for split, found in others.items():
-            own = self._problems[split]
-            for index, text in found.bad_images.items():
-                own.bad_images.setdefault(index, text)
-            for index, text in found.notes.items():
-                own.notes.setdefault(index, text)
+            self._problems[split].add(found)
 
     def recheck_bad(self, names: Collection[str]) -> None:
         """Read the images that were bad in earlier processes, and count them as bad again.
@@ -332,7 +330,8 @@ class Loader:
     def _backend(self, split: Split) -> BatchBackend:
         if split not in self._backends:
             open_rows = partial(self._open_rows, split)
-            self._backends[split] = self._build_backend(self.reader(split), open_rows)
+            made = self._build_backend(self.reader(split), open_rows)
+            self._backends[split] = made or self._build_host_backend(self.reader(split), open_rows)
         return self._backends[split]
 
     def _build_host_backend(self, reader: Reader, open_rows: OpenRows) -> BatchBackend:

@@ -27,7 +27,10 @@ _IMAGE = np.dtype([("channel", np.uint64, 4), ("pitch", np.uint64, 4)])  # nvjpe
 
 
 class NvJpeg:
-    """Decodes JPEGs on a device; not for several threads at the same time."""
+    """Decodes JPEGs on a device; not for several threads at the same time.
+
+    has_engines: whether the device has engines for that, which cost training little.
+    """
 
     def __init__(self, device: torch.device):
         self._library, self._device = _load_library(), device
@@ -35,7 +38,8 @@ class NvJpeg:
         self._handle, self._state = c_void_p(), c_void_p()
         with self._make_current():
             status = self._create(_HARDWARE)
-            _refuse(self._create(_HYBRID) if status == _NO_ENGINE else status, "nvjpegCreateEx")
+            self.has_engines = status != _NO_ENGINE
+            _refuse(status if self.has_engines else self._create(_HYBRID), "nvjpegCreateEx")
             self._call("nvjpegJpegStateCreate", byref(self._state))
 
     def _create(self, backend: int) -> int:

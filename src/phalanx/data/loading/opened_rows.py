@@ -6,14 +6,13 @@ single images. A JPEG that does not fit into the slot is read again by the proce
 it, so the size of a slot affects only the speed.
 """
 
-import re
 from collections.abc import Callable, Generator, Iterable
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.formats.decode import HEADER_ERRORS, JPEG_START, EncodedImage, Image
+from phalanx.data.formats.decode import EncodedImage
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.loading.reader import BatchRequest, Reader
 from phalanx.data.transforms.transform import (
@@ -22,20 +21,11 @@ from phalanx.data.transforms.transform import (
     find_centre_crop,
 )
 
-try:
-    import simplejpeg
-except ImportError:  # reported by find_gpu_decode_problem
-    simplejpeg = None
-
 _Integers = NDArray[np.int64]
 _Bytes = NDArray[np.uint8]
 
 _USUAL_BYTES = 3 * 2**15  # of a typical photograph of ImageNet
 _MOST_ROOM = 2**20  # bytes of a slot for each row; a JPEG that does not fit only costs time
-_JPEG_END = b"\xff\xd9"
-_COLOURS, _SUBSAMPLINGS = ("YCbCr", "Gray"), ("444", "422", "420", "440", "Gray")
-_SEGMENT = re.compile(rb"\xff+([^\xff])(..)", re.DOTALL)  # its kind and its length
-_BASELINE, _SCAN = 0xC0, 0xDA  # kinds: a frame of the usual kind, and a scan
 
 
 JPEG_FIELDS = np.dtype(
@@ -83,19 +73,10 @@ def find_row_bytes(reader: Reader) -> int:
     return max(pixels, min(2 * mean, _MOST_ROOM))
 
 
-def find_gpu_rows(positions: _Integers, percent: int) -> NDArray[np.bool_]:
-    """Which rows the GPU decodes: spread evenly, and the same however batches are split.
-
-    >>> find_gpu_rows(np.arange(5), 40).tolist()
-    [True, False, False, True, False]
-    """
-    return positions * percent % 100 < percent
-
-
 def fill_slot(reader: Reader, request: BatchRequest, slot: _Bytes) -> SlotContents:
     """Open the images of a request, and decode those that the GPU does not decode."""
     positions, size = request
-    is_gpu_row = find_gpu_rows(positions, reader.spec.gpu_percent)
+    is_gpu_row = reader.gpu_share.find_rows(positions)
     pixels = slot[: len(positions) * 3 * size * size].reshape(-1, size, size, 3)
     indices, pixel_rows = np.empty_like(positions), np.flatnonzero(~is_gpu_row).tolist()
     if pixel_rows:
@@ -110,7 +91,7 @@ def fill_slot(reader: Reader, request: BatchRequest, slot: _Bytes) -> SlotConten
     for row, sample, row_draws in zip(gpu_rows, sampled.tolist(), draws, strict=True):
         out, opened = pixels[len(pixel_rows)], reader.open(sample)
         # the host decodes it after all if the GPU cannot; a bad one is replaced by another image
-        index, image = reader.fill_row(sample, opened, row_draws, out, skips=_suits_gpu)
+        index, image = reader.fill_row(sample, opened, row_draws, out, skips=reader.leaves_to_gpu)
         indices[row] = index
         if isinstance(image, EncodedImage):
             files.append(image.data)
@@ -157,36 +138,6 @@ def describe_jpeg(
     else:
         crop = find_centre_crop(*sides, size, share=spec.eval_crop)
     return sides, image.orientation, crop, flip
-
-
-def is_gpu_decodable(image: Image) -> TypeGuard[EncodedImage]:
-    """Whether nvJPEG's engines can decode it: a complete baseline JPEG of a usual kind."""
-    if not isinstance(image, EncodedImage) or simplejpeg is None:
-        return False
-    if not (image.data.startswith(JPEG_START) and image.data.endswith(_JPEG_END)):
-        return False  # maybe truncated, which the device would not report
-    try:
-        *_, colours, subsampling = simplejpeg.decode_jpeg_header(image.data)
-    except HEADER_ERRORS:
-        return False
-    return colours in _COLOURS and subsampling in _SUBSAMPLINGS and _is_baseline(image.data)
-
-
-def _is_baseline(data: bytes) -> bool:
-    """Whether a JPEG's frame is neither progressive nor of another rare kind, in a single scan."""
-    place, components = len(JPEG_START), b""
-    while (found := _SEGMENT.match(data, place)) is not None:
-        kind, content = found[1][0], data[found.end() : found.end() + 6]
-        if kind == _SCAN:
-            return components != b"" and content[:1] == components
-        if kind == _BASELINE:
-            components = content[5:]  # their number
-        place = found.end(1) + int.from_bytes(found[2], "big")
-    return False
-
-
-def _suits_gpu(index: int, image: Image) -> bool:
-    return is_gpu_decodable(image)
 
 
 def _pack_files(files: list[bytes], room: _Bytes) -> list[int]:

@@ -1,9 +1,9 @@
 """The specification of batches, the batch itself, and the reader that fills it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import Source, Split, ValSplit, open_source
 from phalanx.data.layouts.listing import DEFAULT_LAYOUT, LayoutOptions
 from phalanx.data.loading.cache import ImageCache, is_cacheable
+from phalanx.data.loading.gpu_share import GpuShare, is_gpu_decodable
+from phalanx.data.loading.read_problems import NOTES_KEPT, ReadProblems
 from phalanx.data.orientation import turn_box
 from phalanx.data.transforms.augment import Box
 from phalanx.data.transforms.transform import Transform, TransformSpec, build_transform
@@ -25,8 +27,6 @@ from phalanx.plan.order import Order
 _Integers = NDArray[np.int64]
 _Bytes = NDArray[np.uint8]
 
-NOTES_KEPT = 1000  # about small images, in each process
-_BAD_SHOWN = 5
 _BLOCK = 1024  # positions of the stream whose random numbers are drawn together
 
 
@@ -50,10 +50,19 @@ class InputSpec:
     limits: ReadLimits = DEFAULT_LIMITS  # an image that exceeds them is bad
     upright: bool = True  # whether images are turned as their EXIF says
     gpu_percent: int = 0  # percentage of the images left to a GPU to decode
+    # the step from which on the cores decode each image once before the GPU may; None: no need
+    checked_since: int | None = None
 
     def size_at(self, step: int) -> int:
         """Height and width of a step's training images."""
         return next((size for end, size in self.growth if step < end), self.image_size)
+
+    @property
+    def first_checked_step(self) -> int | None:
+        """The first step after each image was decoded once by the cores; None: no need to wait."""
+        if self.order is None or self.checked_since is None:
+            return None
+        return self.order.find_end(self.order.find_next_pass(self.checked_since))
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -136,18 +145,6 @@ class Batch:
         )
 
 
-@dataclass(frozen=True)
-class ReadProblems:
-    """The problems met while reading one split, and checksums, by index of the image.
-
-    A checksum is removed when the batch with its image is yielded.
-    """
-
-    bad_images: dict[int, str] = field(default_factory=dict)  # name, and what is wrong with it
-    notes: dict[int, str] = field(default_factory=dict)  # on the first that had to be enlarged
-    checksums: dict[int, int] = field(default_factory=dict)  # of recently read images
-
-
 class Reader:
     """Fills rows of pixels from one split and records which images are bad or small."""
 
@@ -165,6 +162,7 @@ class Reader:
         self.max_bad = max_bad if split == "train" else None
         self.source = spec.open(split)
         self.transform = build_transform(spec.transform)
+        self.gpu_share = GpuShare.of_split(split, spec.gpu_percent, spec.order, spec.checked_since)
         self.problems = problems or ReadProblems()
         self._cache = cache if is_cacheable(self.source) else None
         self._find_box: Callable[[int], Box | None] | None = (
@@ -223,14 +221,28 @@ class Reader:
                 return index, image
             try:
                 if self.split == "train":
-                    sample = image, draws, self.find_box(index, image)
-                    self.transform.apply_training([sample], out[None])
+                    self._apply_training(index, image, draws, out)
                 else:
                     self.transform.apply_evaluation(image, out)
                 return index, None
             except BadImage as bad:
                 self.record_bad(index, bad)
                 image = None
+
+    def _apply_training(
+        self, index: int, image: Image, draws: Sequence[float], out: _Bytes
+    ) -> None:
+        """Write an image into `out`; if images are checked, record one that is damaged."""
+        checks = self.gpu_share.start > 0
+        if checks and isinstance(image, EncodedImage):
+            image.decodes_whole = True  # else damage outside of the crop would not be noticed
+        self.transform.apply_training([(image, draws, self.find_box(index, image))], out[None])
+        if checks and is_gpu_decodable(image) and not image.is_sound:
+            self.problems.cores_only[index] = None
+
+    def leaves_to_gpu(self, index: int, image: Image) -> TypeGuard[EncodedImage]:
+        """Whether the GPU decodes this image where it is the GPU's turn."""
+        return index not in self.problems.cores_only and self.gpu_share.takes(index, image)
 
     def find_samples(self, positions: _Integers) -> tuple[_Integers, list[list[float]]]:
         """The image index at each position, and in training the random numbers to augment it."""
@@ -261,9 +273,7 @@ class Reader:
         """The next image that can be opened, and its index; raises DataError if there is none."""
         image = None
         while image is None:
-            bad = self.problems.bad_images
-            if len(bad) == len(self.source):
-                raise DataError(_describe_bad(bad, "none of the training images can be read"))
+            self.problems.refuse_all_bad(len(self.source))
             index = (index + 1) % len(self.source)
             image = self.open(index)
         return index, image
@@ -296,7 +306,7 @@ class Reader:
     def record_bad(self, index: int, bad: BadImage) -> None:
         """Record a bad image; raises DataError if there are too many."""
         self.problems.bad_images[index] = str(bad)
-        refuse_too_many_bad(self.problems.bad_images, self.max_bad)
+        self.problems.refuse_too_many_bad(self.max_bad)
 
 
 def _find_runs(positions: _Integers) -> list[tuple[int, int]]:
@@ -332,18 +342,3 @@ def open_image(source: Source, index: int, cache: ImageCache | None = None) -> I
         data = bytes(source.read_encoded(index))  # type: ignore[attr-defined]
         cache.put(index, data)
     return source.to_image(index, data)  # type: ignore[attr-defined]
-
-
-def refuse_too_many_bad(bad: dict[int, str], max_bad: int | None) -> None:
-    """Raise DataError if more training images are bad than the run tolerates."""
-    if max_bad is not None and len(bad) > max_bad:
-        raise DataError(
-            _describe_bad(bad, f"more than {max_bad} training images cannot be read")
-            + "\nfix or remove them (a resume then needs --accept-changed-data), or allow more "
-            "with --max-bad"
-        )
-
-
-def _describe_bad(bad: dict[int, str], what: str) -> str:
-    """The first bad images by name, below a line that says what is wrong."""
-    return "\n".join([f"{what}, the first are:", *(bad[i] for i in sorted(bad)[:_BAD_SHOWN])])

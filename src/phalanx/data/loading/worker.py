@@ -47,7 +47,9 @@ class _LoaderWorker:
             )
         reader = self._readers[split]
         problems = reader.problems
+        problems.cores_only.update(dict.fromkeys(task["cores_only"]))
         bad_before, notes_before = len(problems.bad_images), len(problems.notes)
+        cores_before = len(problems.cores_only)
         request = BatchRequest(np.array(task["positions"], np.int64), task["size"])
         contents = fill_slot(reader, request, self._slots[task["slot"]])
         checksums = [problems.checksums.get(index, 0) for index in contents.indices]
@@ -57,6 +59,7 @@ class _LoaderWorker:
             "checksums": checksums,
             "bad": list(problems.bad_images.items())[bad_before:],
             "notes": list(problems.notes.items())[notes_before:],
+            "cores_only": list(problems.cores_only)[cores_before:],
         }
 
 

@@ -36,7 +36,8 @@ from phalanx.data.loading.opened_rows import (
     SlotContents,
     view_slot,
 )
-from phalanx.data.loading.reader import BatchRequest, InputSpec, ReadProblems
+from phalanx.data.loading.read_problems import ReadProblems
+from phalanx.data.loading.reader import BatchRequest, InputSpec
 from phalanx.errors import DataError
 
 _MAX_SHARED_BYTES = 1 << 29  # for images of one split that wait for their use
@@ -171,6 +172,7 @@ class WorkerPool:
         self.submitted = 0
         self.pending: list[deque[_PendingTask]] = [deque() for _ in range(workers)]
         self._restarted: dict[int, str] = {}  # worker to what happened to it
+        self._told = {split: [0] * workers for split in problems}  # see _list_news
         self._stopping: list[_WorkerProcess] = []
         self.workers = [_WorkerProcess(self._inherited) for _ in range(workers)]
         for worker in range(workers):
@@ -201,11 +203,22 @@ class WorkerPool:
         positions = request.positions.tolist()
         message = {"split": split, "positions": positions, "size": request.size, "slot": slot}
         with self._lock:
-            task = _PendingTask(self.submitted % len(self.pending), message)
+            worker = self.submitted % len(self.pending)
+            message["cores_only"] = self._list_news(split, worker)
+            task = _PendingTask(worker, message)
             self.pending[task.worker].append(task)  # before it is sent: a restart sends it again
             self.submitted += 1
             self._send(task.worker, message)
         return task
+
+    def _list_news(self, split: Split, worker: int) -> list[int]:
+        """Images of `cores_only` that a worker was not told of yet; it would only open them."""
+        known, told = self._problems[split].cores_only, self._told[split]
+        if told[worker] == len(known):
+            return []
+        news = list(known)[told[worker] :]
+        told[worker] += len(news)
+        return news
 
     def _collect(self, task: _PendingTask) -> OpenedRows:
         with self._lock:
@@ -225,6 +238,7 @@ class WorkerPool:
             problems = self._problems[answered.message["split"]]
             problems.bad_images.update(answer["bad"])
             problems.notes.update(answer["notes"])
+            problems.cores_only.update(dict.fromkeys(answer["cores_only"]))
             indices = answer["contents"][0]
             problems.checksums.update(zip(indices, answer["checksums"], strict=True))
 
@@ -262,6 +276,8 @@ class WorkerPool:
                 "smaller batch; --workers 0 shows what happens in one process"
             )
         self._restarted[worker] = how
+        for told in self._told.values():
+            told[worker] = 0
         self._problems["train"].notes[-1 - worker] = f"{what}; it was restarted"
         lost.stop()
         self.workers[worker] = _WorkerProcess(self._inherited)
