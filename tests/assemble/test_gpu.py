@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 
 import pytest
 import torch
@@ -42,13 +43,13 @@ def test_a_run_begun_on_the_gpu_is_scored_on_the_cpu(digits, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["top1"] == pytest.approx(top1, abs=0.051)
 
 
-def fed_images(digits, steps=5, *, checked_since=None, **flags):
+def fed_images(digits, steps=5, *, checked_since=None, folder=None, **flags):
     """The normalised images and labels of the first steps and of the validation split."""
     flags = {"data": "mnist", "data-dir": str(digits), "image-size": "12", "batch-size": "16",
              "model": "resnet8", "device": "cuda", **flags}  # fmt: skip
     settings = read_settings(None, flags)
     plan, _ = plan_run(settings)
-    with Session(settings.config, plan, checked_since=checked_since) as session:
+    with Session(settings.config, plan, checked_since=checked_since, folder=folder) as session:
         feed, found = session.feed, []
         for (batch,), _ in zip(feed.batches_from(0), range(steps), strict=False):
             torch.cuda._sleep(20_000_000)  # the copies run ahead of the work
@@ -103,7 +104,8 @@ def test_photographs_are_the_gpus_when_the_cores_have_decoded_each_once(tmp_path
         pytest.skip(why or "this GPU has no engines for JPEGs")
     photos = write_photos(tmp_path / "photos", size=(1400, 1000))
     flags = {"data": "folder", "image-size": "32", "model": "resnet18", "epochs": "9"}
-    usual = fed_images(photos, 6, checked_since=0, **flags)[1]
+    (tmp_path / "decoder.json").write_text('{"3": 0.5}')  # of the time: long
+    usual = fed_images(photos, 6, checked_since=0, folder=tmp_path, **flags)[1]
     by_cores, by_gpu = (
         fed_images(photos, 6, **flags, **{"gpu-decode": share})[1] for share in ("false", "true")
     )
@@ -112,11 +114,18 @@ def test_photographs_are_the_gpus_when_the_cores_have_decoded_each_once(tmp_path
         assert torch.equal(images, gpu if later else cores), number
         assert torch.equal(cores, gpu) == (not images.is_floating_point()), number
     run = tmp_path / "run"
+    for photo in list(photos.glob("train/*/*.jpg")):  # more than are read while kernels compile
+        for number in range(19):
+            os.link(photo, photo.with_stem(f"{photo.stem}-{number}"))
     words = {**flags, "data-dir": photos, "batch-size": 16, "device": "cuda", "epochs": 2}
     assert main(["train", *(f"--{n}={v}" for n, v in words.items()), f"--run-dir={run}"]) == 0
-    log = (run / "log.txt").read_text()
-    assert "note: from step 4 on, when the cores have decoded every image once, the GPU" in log
-    assert "decoded on the device from step 4 on" in read_result(run)["input"]["verdict"]
+    log, result = (run / "log.txt").read_text(), read_result(run)
+    (waited,) = json.loads((run / "decoder.json").read_text()).values()
+    assert waited > 0.2, "large photographs for a small network"
+    assert "the cores decode every image once, up to step 60; then the GPU does, if" in log
+    why = f"the GPU has waited for images {waited:.0%} of its time"
+    assert f"the GPU decodes JPEGs from step 61 on: {why}" in log
+    assert "decoded on the device from step 61 on" in result["input"]["verdict"]
 
 
 def test_mixing_trains_on_the_device(digits, tmp_path):

@@ -31,11 +31,13 @@ FLAGS = {"data": "folder", "model": "resnet8", "image-size": "32", "epochs": "4"
 
 def decode_on_ranks(data: Path, ranks: int, folder: Path) -> list[list[str]]:
     """What read_files found on each rank."""
+    # the three steps of the first epoch over, GPUs shall decode
+    (folder / "decoder.json").write_text('{"3": 1.0}')
     run_ranks([__file__, data, folder], ranks)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def read_files(data: str, ranks: Ranks) -> list[str]:
+def read_files(data: str, folder: Path, ranks: Ranks) -> list[str]:
     """Train on nothing for four epochs: digests of the files that the decoder got."""
     size = {"replicas": str(ranks.size), "batch-size": "4"}
     settings, plan, _ = plan_new_run(read_settings(None, {**FLAGS, **size, "data-dir": data}))
@@ -54,7 +56,8 @@ def read_files(data: str, ranks: Ranks) -> list[str]:
         backend=lambda reader, rows: GpuDecoder(reader, CPU, open_rows=rows, decode=decode),
     )
     normaliser = build_normaliser(build_preprocessing(settings.config, plan), CPU)
-    feed = LoadedFeed(loader, plan, normaliser, build_rank_context(plan, ranks))
+    context = build_rank_context(plan, ranks)
+    feed = LoadedFeed(loader, plan, normaliser, context, folder=folder)
     with loader, closing(feed):
         assert len(list(feed.batches_from(0))) == plan.total_steps
     return found
@@ -66,8 +69,9 @@ def main() -> None:
     assert world is not None
     store = open_store(world, timeout=TIMEOUT)
     ranks = Ranks(world, store, CPU, timeout=TIMEOUT)
-    found = read_files(sys.argv[1], ranks)
-    Path(sys.argv[2], f"{world.rank}.json").write_text(json.dumps(found))
+    folder = Path(sys.argv[2])
+    found = read_files(sys.argv[1], folder, ranks)
+    (folder / f"{world.rank}.json").write_text(json.dumps(found))
     ranks.close()
 
 

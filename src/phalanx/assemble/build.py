@@ -1,4 +1,4 @@
-"""From a Config and its Plan to torch objects: network, training state, step options, input."""
+"""From a Config and its Plan to torch objects: network, state, step options, input."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -308,8 +308,9 @@ def choose_decoder(
     problem = find_gpu_decode_problem(device) if large else None
     helps = problem == "" and has_decoding_engines(device)
     if all(context.gather(helps)):
-        note = f"from step {first + 1:,} on, when the cores have decoded every image once, the GPU"
-        return replace(spec, gpu_percent=100), [f"{note} decodes JPEGs (--gpu-decode false: never)"]
+        note = f"the cores decode every image once, up to step {first:,}; then the GPU does, if it "
+        note += "has waited for them (--gpu-decode false: never)"
+        return replace(spec, gpu_percent=100), [note]
     return by_cores, [f"the cores decode all images: {problem}"] if problem else []
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from phalanx.assemble.rank_context import RankContext
 from phalanx.config.schema import Config
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.sources import Split
+from phalanx.data.loading.decoder_trial import DecoderTrial
 from phalanx.data.loading.device import Normaliser, allocate_pinned, copy_ahead, wait_for_copy
 from phalanx.data.loading.loader import Loader, prefetch
 from phalanx.data.loading.read_problems import NOTES_KEPT
@@ -45,9 +47,16 @@ class LoadedFeed:
     """Batches of the images that a loader reads."""
 
     def __init__(
-        self, loader: Loader, plan: Plan, normaliser: Normaliser, context: RankContext
+        self,
+        loader: Loader,
+        plan: Plan,
+        normaliser: Normaliser,
+        context: RankContext,
+        *,
+        folder: Path | None = None,
     ) -> None:
         self.loader, self._plan, self._normaliser, self._context = loader, plan, normaliser, context
+        self._trial, self._decided = DecoderTrial(normaliser.device, folder), ""
         self.opening_notes: list[str] = []  # what the user should know before the first step
         self._labels: NDArray[np.int64] | None = None
         self._copying: dict[str, Generator[Any, None, None]] = {}  # running copies, by split
@@ -64,10 +73,13 @@ class LoadedFeed:
     def batches_from(self, step: int) -> Iterator[list[MicroBatch]]:
         """The micro-batches of each step from `step` on."""
         stop, first = self._plan.total_steps, self.loader.spec.first_checked_step
-        if first is not None and step < first < stop and self._context.ranks is not None:
-            yield from self._read_steps(step, first)
+        if first is not None:
+            yield from self._trial.watch(self._read_steps(step, min(first, stop)))
             self.exchange_problems()  # a GPU would not notice what another rank's cores have found
-            step = first
+            gather, writes = self._context.gather, self._context.is_first_rank
+            found = self._trial.decide(first, gather=gather, writes=writes)
+            self.loader.on_device, self._decided = found
+            step = max(step, first)
         yield from self._read_steps(step, stop)
 
     def _read_steps(self, step: int, stop: int) -> Iterator[list[MicroBatch]]:
@@ -214,7 +226,8 @@ class LoadedFeed:
 
     def notes(self) -> dict[str, str]:
         """Notes for the user so far, by key; only the first note of a key needs to be shown."""
-        notes = {text: text for text in self.loader.describe_unsaved_indexes()}
+        lines = [*self.loader.describe_unsaved_indexes(), self._decided]
+        notes = {text: text for text in lines if text}
         for split, found in self.loader.notes.items():
             small: list[str] = []
             for index, text in found.copy().items():
@@ -336,9 +349,18 @@ Feed = LoadedFeed | _SyntheticFeed
 
 @contextmanager
 def open_feed(
-    spec: InputSpec, plan: Plan, normaliser: Normaliser, config: Config, *, context: RankContext
+    spec: InputSpec,
+    plan: Plan,
+    normaliser: Normaliser,
+    config: Config,
+    *,
+    context: RankContext,
+    folder: Path | None = None,
 ) -> Iterator[Feed]:
-    """Context with the run's source of batches; worker processes end with it."""
+    """Context with the run's source of batches; worker processes end with it.
+
+    folder: that of the run, if there is one.
+    """
     if spec.data == "synthetic":
         yield _SyntheticFeed(plan, normaliser.device, spec.seed, context)
         return
@@ -355,6 +377,6 @@ def open_feed(
         allocate=allocate_pinned if device.type == "cuda" else None,
         backend=backend,
     )
-    with loader, closing(LoadedFeed(loader, plan, normaliser, context)) as feed:
+    with loader, closing(LoadedFeed(loader, plan, normaliser, context, folder=folder)) as feed:
         feed.opening_notes += notes
         yield feed

@@ -68,6 +68,7 @@ def replay(prepared: PreparedRun, step: int) -> Replay:
     ) as session:
         state, probe = session.state, Probe(session.model)
         session.feed.recheck_bad(state.bad_images)  # a GPU would not find them
+        session.feed.restore_checksums(state.image_checksums)  # nor those that are the cores'
         began_at, batches = state.step, session.feed.batches_from(state.step)
         while state.step < step - 1:
             session.train_step(next(batches), plan.lr(state.step))

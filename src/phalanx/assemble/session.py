@@ -82,7 +82,7 @@ class Session:
         checked_since: int | None = None,
     ) -> None:
         self.config, self.plan, self.classes = config, plan, tuple(classes)
-        self._folder = folder  # of a run, where its choice of kernels is stored
+        self._folder = folder  # of a run, where its choices of kernels and decoder are stored
         self._checked_since = checked_since  # see InputSpec
         self.rank_context = build_rank_context(
             plan, ranks, scores_in_stages=config.pipeline.pipeline_validation_model
@@ -182,7 +182,14 @@ class Session:
     def open_feed(self, plan: Plan) -> AbstractContextManager[Feed]:
         """The batches of a plan; worker processes end with the block."""
         spec = replace(build_input_spec(self.config, plan), checked_since=self._checked_since)
-        return open_feed(spec, plan, self.normaliser, self.config, context=self.rank_context)
+        return open_feed(
+            spec,
+            plan,
+            self.normaliser,
+            self.config,
+            context=self.rank_context,
+            folder=self._folder,
+        )
 
     @cached_property
     def scoring_feed(self) -> Feed:

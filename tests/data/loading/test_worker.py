@@ -160,7 +160,14 @@ def test_batches_are_the_same_when_a_worker_had_to_be_started_again():
 def test_an_unforeseen_error_in_a_worker_brings_its_traceback(started):
     loader, _ = started
     pool = loader._pool
-    task = {"split": "train", "positions": [0], "size": 28, "slot": 10_000, "cores_only": []}
+    task = {
+        "split": "train",
+        "positions": [0],
+        "size": 28,
+        "slot": 10_000,
+        "cores_only": [],
+        "by_gpu": True,
+    }
     pool._send(0, task)
     with pytest.raises(RuntimeError, match=r"(?s)Traceback.*IndexError.*10000"):
         while True:

@@ -157,8 +157,8 @@ class GpuDecoder(BatchBackend):
 
     def _collect(self, request: BatchRequest, opened: Iterator[OpenedRows]) -> _CollectedBatch:
         """Copy the rows of a batch, piece by piece, without work for each single image."""
-        positions, size = request
-        of_cores = ~self.reader.gpu_share.find_rows(positions)
+        positions, size, _ = request
+        of_cores = ~self.reader.find_gpu_rows(request)
         pixels, buffer = self._allocate(int(of_cores.sum()), size), next(self._buffers)
         indices, pixel_rows, jpegs = np.empty_like(positions), [], []
         start, filled = 0, 0
@@ -205,7 +205,7 @@ class GpuDecoder(BatchBackend):
 
     def _decode_batch(self, batch: _CollectedBatch, decode: Decode) -> Batch:
         """The batch on the device, to be used after its event `ready`."""
-        (positions, size), indices = batch.request, batch.indices
+        (positions, size, _), indices = batch.request, batch.indices
         shape = len(positions), size, size, 3
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
             out = torch.empty(shape, dtype=torch.uint8, device=self.device)

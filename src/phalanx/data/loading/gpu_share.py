@@ -27,7 +27,6 @@ class GpuShare:
     """The images of a split that the GPU decodes, if it can decode their files."""
 
     percent: int
-    start: int = 0  # the position of the first
     unchecked: frozenset[int] = frozenset()  # those left to the cores at any position
 
     @classmethod
@@ -42,9 +41,8 @@ class GpuShare:
             return cls(percent)
         if split == "valid" or order is None:
             return cls(0)
-        number = order.find_next_pass(checked_since)
-        start = int(order.positions(order.find_end(number))[0])
-        return cls(percent, start, frozenset(order.find_dropped(number).tolist()))
+        dropped = order.find_dropped(order.find_next_pass(checked_since))
+        return cls(percent, frozenset(dropped.tolist()))
 
     def find_rows(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows the GPU decodes: spread evenly, and the same however batches are split.
@@ -52,7 +50,7 @@ class GpuShare:
         >>> GpuShare(40).find_rows(np.arange(5)).tolist()
         [True, False, False, True, False]
         """
-        return (positions * self.percent % 100 < self.percent) & (positions >= self.start)
+        return positions * self.percent % 100 < self.percent
 
     def takes(self, index: int, image: Image) -> TypeGuard[EncodedImage]:
         """Whether the GPU decodes this image where it is the GPU's turn."""

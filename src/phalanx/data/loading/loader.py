@@ -75,7 +75,7 @@ class _HostBackend(BatchBackend):
 
     def batches(self, requests: Iterable[BatchRequest]) -> _Stream:
         """The images in arrays."""
-        for positions, size in requests:
+        for positions, size, _ in requests:
             yield self._reader.fill(positions, self._allocate((len(positions), size, size, 3)))
 
 
@@ -92,7 +92,7 @@ class _WorkerBackend(BatchBackend):
         reader = self._reader
         ahead, behind = tee(requests)
         with closing(self._open_rows(ahead)) as opened:
-            for positions, size in behind:
+            for positions, size, _ in behind:
                 pixels = self._allocate((len(positions), size, size, 3))
                 indices, start = np.empty_like(positions), 0
                 while start < len(positions):
@@ -131,7 +131,8 @@ class Loader:
             left = f"{spec.gpu_percent}% of the images are left to a GPU"
             raise ValueError(f"{left}, and none is given")
         self.spec = spec
-        self.on_device = backend is not None  # whether images are made on the device
+        # whether images are made on the device from now on; if they are checked first, not yet
+        self.on_device = backend is not None and spec.checked_since is None
         self.workers = workers
         self.max_bad = max_bad
         self._images_per_task = images_per_task
@@ -160,13 +161,13 @@ class Loader:
         if order is None or order.global_batch % micro_batch:
             raise ValueError(f"micro-batches of {micro_batch} do not tile a step of {order}")
         slices = share.slices(order.global_batch // micro_batch)
-        takes_all = share == WHOLE
+        takes_all, by_gpu = share == WHOLE, self.on_device
 
         def request(step: int) -> BatchRequest:
             positions = order.positions(step)
             if not takes_all:
                 positions = positions.reshape(-1, micro_batch)[slices].ravel()
-            return BatchRequest(positions, self.spec.size_at(step))
+            return BatchRequest(positions, self.spec.size_at(step), by_gpu)
 
         for batch in self._open_stream("train", map(request, range(step, stop))):
             starts = range(0, len(batch.positions), micro_batch)
@@ -349,9 +350,10 @@ class Loader:
         return open_rows_here(self.reader(split), tasks)
 
     def _cut_to_tasks(self, requests: Iterable[BatchRequest]) -> Iterator[BatchRequest]:
-        for positions, size in requests:
-            for start in range(0, len(positions), self._images_per_task):
-                yield BatchRequest(positions[start : start + self._images_per_task], size)
+        for request in requests:
+            for start in range(0, len(request.positions), self._images_per_task):
+                part = request.positions[start : start + self._images_per_task]
+                yield request._replace(positions=part)
 
     def _open_pool(self) -> WorkerPool:
         if self._pool is None:

@@ -75,8 +75,8 @@ def find_row_bytes(reader: Reader) -> int:
 
 def fill_slot(reader: Reader, request: BatchRequest, slot: _Bytes) -> SlotContents:
     """Open the images of a request, and decode those that the GPU does not decode."""
-    positions, size = request
-    is_gpu_row = reader.gpu_share.find_rows(positions)
+    positions, size, _ = request
+    is_gpu_row = reader.find_gpu_rows(request)
     pixels = slot[: len(positions) * 3 * size * size].reshape(-1, size, size, 3)
     indices, pixel_rows = np.empty_like(positions), np.flatnonzero(~is_gpu_row).tolist()
     if pixel_rows:

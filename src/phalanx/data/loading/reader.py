@@ -122,6 +122,7 @@ class BatchRequest(NamedTuple):
 
     positions: _Integers  # ascending; in the training stream, or in the split for scoring
     size: int  # height and width
+    by_gpu: bool = True  # whether a GPU decodes its share of them
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,7 @@ class Reader:
         self.source = spec.open(split)
         self.transform = build_transform(spec.transform)
         self.gpu_share = GpuShare.of_split(split, spec.gpu_percent, spec.order, spec.checked_since)
+        self._checks = split == "train" and spec.checked_since is not None
         self.problems = problems or ReadProblems()
         self._cache = cache if is_cacheable(self.source) else None
         self._find_box: Callable[[int], Box | None] | None = (
@@ -233,12 +235,15 @@ class Reader:
         self, index: int, image: Image, draws: Sequence[float], out: _Bytes
     ) -> None:
         """Write an image into `out`; if images are checked, record one that is damaged."""
-        checks = self.gpu_share.start > 0
-        if checks and isinstance(image, EncodedImage):
+        if self._checks and isinstance(image, EncodedImage):
             image.decodes_whole = True  # else damage outside of the crop would not be noticed
         self.transform.apply_training([(image, draws, self.find_box(index, image))], out[None])
-        if checks and is_gpu_decodable(image) and not image.is_sound:
+        if self._checks and is_gpu_decodable(image) and not image.is_sound:
             self.problems.cores_only[index] = None
+
+    def find_gpu_rows(self, request: BatchRequest) -> NDArray[np.bool_]:
+        """Which rows of a batch the GPU decodes, if it can decode their files."""
+        return self.gpu_share.find_rows(request.positions) & request.by_gpu
 
     def leaves_to_gpu(self, index: int, image: Image) -> TypeGuard[EncodedImage]:
         """Whether the GPU decodes this image where it is the GPU's turn."""

@@ -67,7 +67,7 @@ class ResidentBackend(BatchBackend):
     def batches(self, requests: Iterable[BatchRequest]) -> Generator[Batch, None, None]:
         """The images on the device."""
         if self._reader.split == "valid":
-            for positions, _ in requests:
+            for positions, *_ in requests:
                 pixels = to_rgb(self._images[self._copy(positions)])
                 yield Batch(pixels, self._source.labels[positions], positions, positions)
             return
@@ -94,7 +94,7 @@ class ResidentBackend(BatchBackend):
         table = self._copy(block.table)
         labels, begin = table[4].long(), 0
         reflects = self._reader.spec.transform.reflects
-        for positions, _ in block.requests:
+        for positions, *_ in block.requests:
             rows = slice(begin, begin + len(positions))
             pixels = shift_batch(self._images, table[:4, rows], reflects=reflects)
             yield Batch(pixels, labels[rows], block.indices[rows], positions)

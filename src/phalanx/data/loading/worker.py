@@ -50,7 +50,8 @@ class _LoaderWorker:
         problems.cores_only.update(dict.fromkeys(task["cores_only"]))
         bad_before, notes_before = len(problems.bad_images), len(problems.notes)
         cores_before = len(problems.cores_only)
-        request = BatchRequest(np.array(task["positions"], np.int64), task["size"])
+        positions = np.array(task["positions"], np.int64)
+        request = BatchRequest(positions, task["size"], task["by_gpu"])
         contents = fill_slot(reader, request, self._slots[task["slot"]])
         checksums = [problems.checksums.get(index, 0) for index in contents.indices]
         problems.checksums.clear()

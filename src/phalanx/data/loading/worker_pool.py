@@ -201,7 +201,7 @@ class WorkerPool:
 
     def _submit(self, split: Split, request: BatchRequest, slot: int) -> _PendingTask:
         positions = request.positions.tolist()
-        message = {"split": split, "positions": positions, "size": request.size, "slot": slot}
+        message = {"split": split, "slot": slot, **request._asdict(), "positions": positions}
         with self._lock:
             worker = self.submitted % len(self.pending)
             message["cores_only"] = self._list_news(split, worker)
