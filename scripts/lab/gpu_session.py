@@ -16,8 +16,9 @@ What to expect: no failure. EfficientNet-B0 in batches of 1, 32 and 256 at 1.9, 
 timm's rate, B4 in batches of 1 and 5 at 1.5 and 1.7, from measurements in different calls; 1.4 for
 training. From a folder 9,500 to 9,850 images/s decoded by the GPU, 5,300 by the cores, 8,700 by
 default (one eighth at 4,800, as whole images take the cores longer), 11,150 synthetic. For
-EfficientNet-B4 the default is the cores, within 2 % of synthetic images; the GPU takes 7 % longer. Batches
-beyond 2^31 elements within 5 % of the rate at 256 (42,000 images/s), and errors as there: 0.02.
+EfficientNet-B4 the default is the cores, within 2 % of synthetic images; the GPU takes 7 % longer.
+Batches beyond 2^31 elements within 5 % of the rate at 256 (42,000 images/s), and errors as there:
+0.02.
 """
 
 import argparse

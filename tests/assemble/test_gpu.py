@@ -118,13 +118,14 @@ def test_photographs_are_the_gpus_when_the_cores_have_decoded_each_once(tmp_path
         for number in range(19):
             os.link(photo, photo.with_stem(f"{photo.stem}-{number}"))
     words = {**flags, "data-dir": photos, "batch-size": 16, "device": "cuda", "epochs": 2}
+    words["workers"] = 1  # which cannot keep up
     assert main(["train", *(f"--{n}={v}" for n, v in words.items()), f"--run-dir={run}"]) == 0
     log, result = (run / "log.txt").read_text(), read_result(run)
     (waited,) = json.loads((run / "decoder.json").read_text()).values()
-    assert waited > 0.2, "large photographs for a small network"
-    assert "the cores decode every image once, up to step 60; then the GPU does, if" in log
+    assert waited > 0.2
+    assert "note: the cores decode every image once, up to step 60; then the GPU does, if" in log
     why = f"the GPU has waited for images {waited:.0%} of its time"
-    assert f"the GPU decodes JPEGs from step 61 on: {why}" in log
+    assert f"note: the GPU decodes JPEGs from step 61 on: {why}" in log
     assert "decoded on the device from step 61 on" in result["input"]["verdict"]
 
 

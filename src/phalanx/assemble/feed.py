@@ -56,8 +56,8 @@ class LoadedFeed:
         folder: Path | None = None,
     ) -> None:
         self.loader, self._plan, self._normaliser, self._context = loader, plan, normaliser, context
-        self._trial, self._decided = DecoderTrial(normaliser.device, folder), ""
-        self.opening_notes: list[str] = []  # what the user should know before the first step
+        self._trial = DecoderTrial(normaliser.device, folder)
+        self.news: list[str] = []  # what the user should know and was not told yet
         self._labels: NDArray[np.int64] | None = None
         self._copying: dict[str, Generator[Any, None, None]] = {}  # running copies, by split
 
@@ -78,7 +78,8 @@ class LoadedFeed:
             self.exchange_problems()  # a GPU would not notice what another rank's cores have found
             gather, writes = self._context.gather, self._context.is_first_rank
             found = self._trial.decide(first, gather=gather, writes=writes)
-            self.loader.on_device, self._decided = found
+            self.loader.on_device = found.by_gpu
+            self.news.append(found.reason)
             step = max(step, first)
         yield from self._read_steps(step, stop)
 
@@ -226,8 +227,7 @@ class LoadedFeed:
 
     def notes(self) -> dict[str, str]:
         """Notes for the user so far, by key; only the first note of a key needs to be shown."""
-        lines = [*self.loader.describe_unsaved_indexes(), self._decided]
-        notes = {text: text for text in lines if text}
+        notes = {text: text for text in self.loader.describe_unsaved_indexes()}
         for split, found in self.loader.notes.items():
             small: list[str] = []
             for index, text in found.copy().items():
@@ -272,6 +272,7 @@ class _SyntheticFeed:
 
     def __init__(self, plan: Plan, device: torch.device, seed: int, context: RankContext) -> None:
         self._plan, self._context = plan, context
+        self.news: list[str] = []  # never any
         generator = torch.Generator().manual_seed(seed)
         rows = max(plan.micro_batch, plan.valid_batch)
         shape = (rows, 3, plan.image_size, plan.image_size)
@@ -378,5 +379,5 @@ def open_feed(
         backend=backend,
     )
     with loader, closing(LoadedFeed(loader, plan, normaliser, context, folder=folder)) as feed:
-        feed.opening_notes += notes
+        feed.news += notes
         yield feed

@@ -171,7 +171,8 @@ class Session:
     def feed(self) -> Feed:
         """The training batches, and the validation images."""
         feed = self._exits.enter_context(self.open_feed(self.plan))
-        self.notes += feed.opening_notes if isinstance(feed, LoadedFeed) else []
+        self.notes += feed.news
+        feed.news.clear()
         return feed
 
     @cached_property

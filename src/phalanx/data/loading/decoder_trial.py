@@ -26,6 +26,13 @@ class _WatchedStep(NamedTuple):
     end: torch.cuda.Event
 
 
+class _Decision(NamedTuple):
+    """Whether the GPU decodes, and why, for the user."""
+
+    by_gpu: bool
+    reason: str
+
+
 class DecoderTrial:
     """Whether a GPU that could decode JPEGs does: if it has waited long for the cores' images.
 
@@ -63,10 +70,8 @@ class DecoderTrial:
             busy_ms += step.begin.elapsed_time(step.end)
         return idle_ms / (idle_ms + busy_ms)
 
-    def decide(
-        self, first: int, *, gather: Callable[[Any], list[Any]], writes: bool
-    ) -> tuple[bool, str]:
-        """Whether the GPU decodes from this step on, the same on all ranks; and why, in words."""
+    def decide(self, first: int, *, gather: Callable[[Any], list[Any]], writes: bool) -> _Decision:
+        """Who decodes from this step on, the same on all ranks."""
         answers = self._read_answers()
         found = gather((answers.get(str(first)), self.measure_wait()))
         waited = found[0][0]
@@ -77,7 +82,7 @@ class DecoderTrial:
         helps = waited > _LONG_WAIT
         who = "the GPU decodes JPEGs" if helps else "the cores go on decoding"
         why = f"the GPU has waited for images {waited:.0%} of its time"
-        return helps, f"{who} from step {first + 1:,} on: {why}"
+        return _Decision(helps, f"{who} from step {first + 1:,} on: {why}")
 
     def _read_answers(self) -> dict[str, float]:
         """The share of earlier trials, by the first step after them."""
