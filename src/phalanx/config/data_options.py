@@ -141,7 +141,8 @@ class DataConfig(Section):
         "the rest; pixels differ from the CPU's by rounding.",
         low=0,
         high=1,
-        auto="photographs in training from the second epoch on, if the GPU has engines for it",
+        auto="photographs in training from the second epoch on, if the GPU has engines for them "
+        "and has waited for the cores in the first",
     )
     keep_on_device: bool | None = option(
         None,

@@ -121,12 +121,12 @@ def open_loader(root, order, seen, *, workers=0, since=0, percent=100):
     return Loader(spec, workers=workers, backend=build, images_per_task=5)
 
 
-def read_steps(loader, start=0, stop=9):
+def read_steps(loader, start=0, stop=9, *, by_gpu=True):
     """The images of each step, and those of scoring, as arrays."""
     first = max(start, loader.spec.first_checked_step)
     with loader:
         steps = list(loader.steps_from(start, first, micro_batch=5))
-        loader.on_device = True
+        loader.on_device = by_gpu
         steps += loader.steps_from(first, stop, micro_batch=5)
         trained = [np.concatenate([np.asarray(one.pixels) for one in step]) for step in steps]
         scored = [batch.pixels for batch in loader.evaluation_batches(7)]
@@ -138,6 +138,10 @@ def read_steps(loader, start=0, stop=9):
 def test_steps_after_the_first_pass_are_the_gpus_and_all_others_the_cores(tmp_path, workers):
     root, seen = write_files(tmp_path, {}), []
     by_cores = read_steps(open_loader(root, ORDER, [], percent=0, workers=workers))
+    undecided = read_steps(open_loader(root, ORDER, seen, workers=workers), by_gpu=False)
+    assert not seen
+    for one, other in zip(by_cores[0] + by_cores[1], undecided[0] + undecided[1], strict=True):
+        assert (one == other).all()
     trained, scored = read_steps(open_loader(root, ORDER, seen, workers=workers))
     with_gpu = Loader(
         replace(spec_of(root), order=ORDER),
