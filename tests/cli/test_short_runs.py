@@ -303,7 +303,8 @@ def test_devices_are_a_list(capsys):
     assert "device        cuda:0,2, " in capsys.readouterr().out
 
 
-def test_a_word_that_is_no_module_is_no_plugin(tmp_path, capsys):
+def test_a_word_that_is_no_module_is_no_plugin(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("phalanx.catalog.plugins._LOADED", {})  # later tests have no plugins
     for name in ("one", "two"):
         (tmp_path / f"{name}_of_mine.py").write_text("")
     assert main(["plan", "--plugin", "one_of_mine", "two_of_mine", "demo", "--no-memory"]) == 0
