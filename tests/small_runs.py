@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -49,6 +50,14 @@ def small_run(data_dir: Path, run_dir: Path, **options: object) -> list[str]:
     if "steps" in given:
         del given["epochs"]
     return ["train", *(f"--{name}={value}" for name, value in given.items())]
+
+
+def rewind(run: Path, *, step: int) -> None:
+    """Make a finished run one that was killed after the checkpoint of a step."""
+    (run / "summary.json").unlink()
+    for checkpoint in (run / "checkpoints").glob("step-*"):
+        if int(checkpoint.name.removeprefix("step-")) > step:
+            shutil.rmtree(checkpoint)
 
 
 def start_phalanx(*words: object, cwd: Path | None = None) -> subprocess.Popen[str]:

@@ -1,7 +1,5 @@
 """Whether the GPU decodes JPEGs if no option says so, from which step on, and what is said."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -9,11 +7,9 @@ from PIL import Image
 
 from phalanx.assemble import build
 from phalanx.assemble.dataset_summary import build_input_spec, plan_run
-from phalanx.assemble.fork import prepare_fork
-from phalanx.assemble.prepare import prepare_resume
 from phalanx.assemble.rank_context import build_rank_context
-from phalanx.cli.main import main
 from phalanx.config.read import read_settings
+from phalanx.data.loading.gpu_share import ImageCheck
 from small_photos import encode, write_photos
 
 CUDA = torch.device("cuda")
@@ -41,15 +37,15 @@ def gpu(monkeypatch):
     return found
 
 
-def choose(root, *, device=CUDA, checked_since=0, **flags):
+def choose(root, *, device=CUDA, checked_since=0, waited=None, **flags):
     """The percentage and the first step of the GPU, and the notes."""
     words = {**FLAGS, "data-dir": str(root)}
     words |= {name.replace("_", "-"): value for name, value in flags.items()}
     settings = read_settings(None, words)
     plan, _ = plan_run(settings)
-    spec = replace(build_input_spec(settings.config, plan), checked_since=checked_since)
-    context = build_rank_context(plan, None)
-    chosen, notes = build.choose_decoder(spec, plan, device, settings.config, context)
+    spec, context = build_input_spec(settings.config, plan), build_rank_context(plan, None)
+    check = None if checked_since is None else ImageCheck(checked_since, waited)
+    chosen, notes = build.choose_decoder(spec, plan, device, settings.config, context, check)
     return chosen.gpu_percent, chosen.first_checked_step, notes
 
 
@@ -60,6 +56,7 @@ def test_photographs_may_be_the_gpus_from_the_second_pass_on(photos, gpu):
     )
     assert choose(photos) == (100, 1, [note])
     assert choose(photos, checked_since=1)[:2] == (100, 2)
+    assert choose(photos, waited=0.5) == (100, 1, []), "what was decided is said when it applies"
 
 
 @pytest.mark.parametrize("more", [{}, {"determinism": "strict"}, {"auto_augment": "rand-augment"}])
@@ -108,16 +105,3 @@ def test_a_set_of_other_files_is_left_to_the_cores(photos, tmp_path, gpu):
         other.parent.mkdir(parents=True, exist_ok=True)
         Image.open(path).save(other)
     assert choose(tmp_path) == (0, None, [])
-
-
-# --- since when a run has checked its images ---
-
-
-def test_a_fork_checks_the_images_itself(photos, tmp_path):
-    run, fork = tmp_path / "run", tmp_path / "fork"
-    flags = {**FLAGS, "data-dir": str(photos), "run-dir": str(run), "validation-mode": "none"}
-    assert main(["train", *(f"--{name}={value}" for name, value in flags.items())]) == 0
-    assert prepare_resume(run, {}).checked_since == 0
-    more = {"run-dir": str(fork), "epochs": "9"}
-    assert prepare_fork(run, more, line="").checked_since == 3
-    assert prepare_resume(fork, {}).checked_since == 3

@@ -12,8 +12,10 @@ from phalanx.assemble.session import Session
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
 from phalanx.data.loading.gpu_decode import find_gpu_decode_problem, has_decoding_engines
+from phalanx.data.loading.gpu_share import ImageCheck
+from phalanx.engine.checkpoint_store import find_newest_checkpoint, read_facts
 from small_photos import write_photos
-from small_runs import read_result, run_phalanx, small_run
+from small_runs import read_result, rewind, run_phalanx, small_run
 
 CUDA = torch.device("cuda")
 pytestmark = [
@@ -43,13 +45,13 @@ def test_a_run_begun_on_the_gpu_is_scored_on_the_cpu(digits, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["top1"] == pytest.approx(top1, abs=0.051)
 
 
-def fed_images(digits, steps=5, *, checked_since=None, folder=None, **flags):
+def fed_images(digits, steps=5, *, check=None, **flags):
     """The normalised images and labels of the first steps and of the validation split."""
     flags = {"data": "mnist", "data-dir": str(digits), "image-size": "12", "batch-size": "16",
              "model": "resnet8", "device": "cuda", **flags}  # fmt: skip
     settings = read_settings(None, flags)
     plan, _ = plan_run(settings)
-    with Session(settings.config, plan, checked_since=checked_since, folder=folder) as session:
+    with Session(settings.config, plan, image_check=check) as session:
         feed, found = session.feed, []
         for (batch,), _ in zip(feed.batches_from(0), range(steps), strict=False):
             torch.cuda._sleep(20_000_000)  # the copies run ahead of the work
@@ -104,8 +106,7 @@ def test_photographs_are_the_gpus_when_the_cores_have_decoded_each_once(tmp_path
         pytest.skip(why or "this GPU has no engines for JPEGs")
     photos = write_photos(tmp_path / "photos", size=(1400, 1000))
     flags = {"data": "folder", "image-size": "32", "model": "resnet18", "epochs": "9"}
-    (tmp_path / "decoder.json").write_text('{"3": 0.5}')  # of the time: long
-    usual = fed_images(photos, 6, checked_since=0, folder=tmp_path, **flags)[1]
+    usual = fed_images(photos, 6, check=ImageCheck(since=0, waited=0.5), **flags)[1]
     by_cores, by_gpu = (
         fed_images(photos, 6, **flags, **{"gpu-decode": share})[1] for share in ("false", "true")
     )
@@ -118,15 +119,19 @@ def test_photographs_are_the_gpus_when_the_cores_have_decoded_each_once(tmp_path
         for number in range(19):
             os.link(photo, photo.with_stem(f"{photo.stem}-{number}"))
     words = {**flags, "data-dir": photos, "batch-size": 16, "device": "cuda", "epochs": 2}
-    words["workers"] = 1  # which cannot keep up
+    words |= {"keep": 9, "workers": 1}  # which cannot keep up
     assert main(["train", *(f"--{n}={v}" for n, v in words.items()), f"--run-dir={run}"]) == 0
     log, result = (run / "log.txt").read_text(), read_result(run)
-    (waited,) = json.loads((run / "decoder.json").read_text()).values()
+    newest = find_newest_checkpoint(run / "checkpoints")
+    waited = read_facts(newest)["state"]["image_check"]["waited"]
     assert waited > 0.2
     assert "note: the cores decode every image once, up to step 60; then the GPU does, if" in log
-    why = f"the GPU has waited for images {waited:.0%} of its time"
+    why = f"the GPU spent {waited:.0%} of its time waiting for images"
     assert f"note: the GPU decodes JPEGs from step 61 on: {why}" in log
     assert "decoded on the device from step 61 on" in result["input"]["verdict"]
+    rewind(run, step=60)  # saved after scoring, before a step of the second epoch was asked for
+    assert main(["train", "--resume", str(run), "--workers", "16"]) == 0  # which may keep up
+    assert (run / "log.txt").read_text().count(f"from step 61 on: {why}") == 2
 
 
 def test_mixing_trains_on_the_device(digits, tmp_path):

@@ -98,7 +98,7 @@ def run_ranks(words: Sequence[str | Path], ranks: int) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, *map(str, words)],
-            env=launcher_variables(rank, ranks, port),
+            env=launcher_variables(rank, ranks, port) | {"PYTHONPATH": os.pathsep.join(sys.path)},
             stderr=subprocess.PIPE,
             text=True,
         )

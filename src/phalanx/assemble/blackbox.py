@@ -231,4 +231,4 @@ def prepare_replay(prepared: PreparedRun, step: int | None) -> tuple[PreparedRun
     elif start.use == "fork" and start.first_step(plan) >= wanted:
         begin = start.first_step(plan) + 1
         raise ConfigError(f"--step {wanted}: the run is a fork whose first step is {begin:,}")
-    return replace(prepared, start=start), wanted
+    return replace(prepared, start=start, later_check=prepared.image_check), wanted

@@ -21,6 +21,7 @@ from phalanx.data.loading.gpu_decode import (
     has_decoding_engines,
     holds_large_jpegs,
 )
+from phalanx.data.loading.gpu_share import ImageCheck
 from phalanx.data.loading.loader import BatchBackend
 from phalanx.data.loading.opened_rows import OpenRows
 from phalanx.data.loading.reader import InputSpec, Reader
@@ -293,25 +294,37 @@ def build_normaliser(
 
 
 def choose_decoder(
-    spec: InputSpec, plan: Plan, device: torch.device, config: Config, context: RankContext
+    spec: InputSpec,
+    plan: Plan,
+    device: torch.device,
+    config: Config,
+    context: RankContext,
+    check: ImageCheck | None,
 ) -> tuple[InputSpec, list[str]]:
-    """The spec with the GPU's share of the images, and what the user should know about it."""
-    asked, first = config.data.gpu_decode, spec.first_checked_step
+    """The spec with the GPU's share of the images, and what the user should know about it.
+
+    check: what the run knows of its images; None if they are not checked.
+    """
+    asked = config.data.gpu_decode
     if asked is not None:
-        return replace(spec, gpu_percent=round(100 * asked), checked_since=None), []
-    by_cores = replace(spec, checked_since=None)
+        return replace(spec, gpu_percent=round(100 * asked)), []
+    if check is None:
+        return spec, []
+    checked = replace(spec, gpu_percent=100, checked_since=check.since)
+    first = checked.first_checked_step
     hindered = config.machine.determinism == "strict" or device.type != "cuda"
     hindered |= any(check_gpu_decode(config.replace_options({"gpu-decode": True})))
     if hindered or first is None or first >= plan.total_steps:
-        return by_cores, []
+        return spec, []
     large = holds_large_jpegs(spec.open("train"))  # else there is little to win
-    problem = find_gpu_decode_problem(device) if large else None
-    helps = problem == "" and has_decoding_engines(device)
-    if all(context.gather(helps)):
+    problem = find_gpu_decode_problem(device) if large else ""
+    found = context.gather((large and not problem and has_decoding_engines(device), problem))
+    if all(helps for helps, _ in found):
         note = f"the cores decode every image once, up to step {first:,}; then the GPU does, if it "
         note += "has waited for them (--gpu-decode false: never)"
-        return replace(spec, gpu_percent=100), [note]
-    return by_cores, [f"the cores decode all images: {problem}"] if problem else []
+        return checked, [note] if check.waited is None else []
+    problem = next((problem for _, problem in found if problem), "")
+    return spec, [f"the cores decode all images: {problem}"] if problem else []
 
 
 def choose_backend(

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +16,9 @@ from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.sources import Split
 from phalanx.data.loading.decoder_trial import DecoderTrial
 from phalanx.data.loading.device import Normaliser, allocate_pinned, copy_ahead, wait_for_copy
+from phalanx.data.loading.gpu_share import ImageCheck
 from phalanx.data.loading.loader import Loader, prefetch
-from phalanx.data.loading.read_problems import NOTES_KEPT
+from phalanx.data.loading.read_problems import describe_small
 from phalanx.data.loading.reader import Batch, InputSpec
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import MicroBatch
@@ -53,11 +53,18 @@ class LoadedFeed:
         normaliser: Normaliser,
         context: RankContext,
         *,
-        folder: Path | None = None,
+        check: ImageCheck | None = None,
     ) -> None:
         self.loader, self._plan, self._normaliser, self._context = loader, plan, normaliser, context
-        self._trial = DecoderTrial(normaliser.device, folder)
+        known = check or ImageCheck(since=0)
+        self._trial = DecoderTrial(normaliser.device, known.waited)
+        loader.restore_cores_only(known.cores_only)
         self.news: list[str] = []  # what the user should know and was not told yet
+        if self._trial.gpu_decodes and not loader.spec.gpu_percent:
+            self.news.append(
+                "this run was to decode JPEGs on the GPU; here the cores decode them, and pixels "
+                "differ by rounding"
+            )
         self._labels: NDArray[np.int64] | None = None
         self._copying: dict[str, Generator[Any, None, None]] = {}  # running copies, by split
 
@@ -76,10 +83,9 @@ class LoadedFeed:
         if first is not None:
             yield from self._trial.watch(self._read_steps(step, min(first, stop)))
             self.exchange_problems()  # a GPU would not notice what another rank's cores have found
-            gather, writes = self._context.gather, self._context.is_first_rank
-            found = self._trial.decide(first, gather=gather, writes=writes)
-            self.loader.on_device = found.by_gpu
-            self.news.append(found.reason)
+            self._trial.conclude(self._context.gather, is_over=True)
+            self.loader.on_device = self._trial.gpu_decodes
+            self.news.append(self._trial.describe(first))
             step = max(step, first)
         yield from self._read_steps(step, stop)
 
@@ -217,6 +223,15 @@ class LoadedFeed:
         """Count bad images of earlier processes of this run towards the number tolerated."""
         self.loader.recheck_bad(names)
 
+    def image_check(self, step: int) -> ImageCheck | None:
+        """What a checkpoint at this step must keep of the images' check; all ranks must call it."""
+        since, first = self.loader.spec.checked_since, self.loader.spec.first_checked_step
+        if since is None or first is None:
+            return None
+        self.exchange_problems()
+        self._trial.conclude(self._context.gather, is_over=step >= first)
+        return ImageCheck(since, self._trial.waited, self.loader.cores_only)
+
     def image_checksums(self) -> dict[str, NDArray[np.uint32]]:
         """The checksums of the images read so far, by split."""
         return self.loader.image_checksums
@@ -236,7 +251,7 @@ class LoadedFeed:
                 else:
                     small.append(text)
             if small:
-                notes[f"small {split}"] = _describe_small(small, split)
+                notes[f"small {split}"] = describe_small(small, split)
         return notes
 
     def thumbnails(self, indices: list[int]) -> NDArray[np.uint8]:
@@ -253,18 +268,6 @@ def _blank_batch(rows: int, size: int, device: torch.device) -> ValidBatch:
     images = torch.empty(rows, 3, size, size, device="meta")
     labels = torch.zeros(rows, dtype=torch.int64, device=device)
     return ValidBatch(images, labels, torch.full_like(labels, -1))
-
-
-def _describe_small(notes: list[str], split: Split) -> str:
-    """One line for all images of a split that had to be enlarged; it names the first."""
-    more = len(notes) - 1
-    if not more:
-        return notes[0]
-    least = "at least " if len(notes) >= NOTES_KEPT else ""
-    noun = {"train": "training image", "valid": "validation image"}[split]
-    verb, plural = ("is", "") if more == 1 else ("are", "s")
-    so_far = " so far" if split == "train" else ""
-    return f"{notes[0]}, and so {verb} {least}{more:,} more {noun}{plural}{so_far}"
 
 
 class _SyntheticFeed:
@@ -329,6 +332,10 @@ class _SyntheticFeed:
     def recheck_bad(self, names: Collection[str]) -> None:
         """Nothing to do: noise is never bad."""
 
+    def image_check(self, step: int) -> ImageCheck | None:
+        """Always None: nothing is read."""
+        return None
+
     def image_checksums(self) -> dict[str, NDArray[np.uint32]]:
         """Always empty: nothing is read."""
         return {}
@@ -356,17 +363,17 @@ def open_feed(
     config: Config,
     *,
     context: RankContext,
-    folder: Path | None = None,
+    check: ImageCheck | None = None,
 ) -> Iterator[Feed]:
     """Context with the run's source of batches; worker processes end with it.
 
-    folder: that of the run, if there is one.
+    check: what the run knows of its images; None if they are not checked.
     """
     if spec.data == "synthetic":
         yield _SyntheticFeed(plan, normaliser.device, spec.seed, context)
         return
     device = normaliser.device
-    spec, notes = choose_decoder(spec, plan, device, config, context)
+    spec, notes = choose_decoder(spec, plan, device, config, context, check)
     backend = choose_backend(spec, device, config)
     is_resident = backend is not None and not spec.gpu_percent
     loader = Loader(
@@ -378,6 +385,6 @@ def open_feed(
         allocate=allocate_pinned if device.type == "cuda" else None,
         backend=backend,
     )
-    with loader, closing(LoadedFeed(loader, plan, normaliser, context, folder=folder)) as feed:
+    with loader, closing(LoadedFeed(loader, plan, normaliser, context, check=check)) as feed:
         feed.news += notes
         yield feed

@@ -17,6 +17,7 @@ from phalanx.config.changes import find_changes, format_flag
 from phalanx.config.read import Settings, dump_config, fill_older_options, read_stored_settings
 from phalanx.config.schema import Config
 from phalanx.config.text import read_option_file
+from phalanx.data.loading.gpu_share import ImageCheck
 from phalanx.disk import quote_path, remove_dead_parts, write_atomically
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
@@ -80,6 +81,7 @@ class PreparedRun:
     start: StartingPoint | None
     is_new: bool = True  # created by this command; False for a resume
     accepts_changed_data: bool = False  # images may differ from those that the run has read
+    later_check: ImageCheck | None = None  # of the newest checkpoint, if `start` is an earlier one
 
     @property
     def config(self) -> Config:
@@ -87,14 +89,16 @@ class PreparedRun:
         return self.settings.config
 
     @property
-    def checked_since(self) -> int:
-        """The step since which this run has checked its images; earlier ones were its parent's."""
-        facts, start = self.run.facts, self.start
-        steps = [(facts["parent"] or {}).get("first_step", 0)]
-        steps += facts.get("accepted_changed_data", [])
-        if self.accepts_changed_data and start is not None and start.use == "resume":
-            steps.append(start.facts["state"]["step"])
-        return int(max(steps))
+    def image_check(self) -> ImageCheck:
+        """What the run knows of its images at its starting point, or knew later."""
+        check = ImageCheck(since=0)
+        if self.start is not None:
+            check = ImageCheck(since=self.start.first_step(self.plan))
+            known = self.start.facts["state"].get("image_check")
+            if known and self.start.use == "resume" and not self.accepts_changed_data:
+                check = ImageCheck(known["since"], known["waited"], tuple(known["cores_only"]))
+        later = self.later_check
+        return later if later is not None and later.since == check.since else check
 
 
 # --- a new run ---

@@ -62,13 +62,9 @@ def replay(prepared: PreparedRun, step: int) -> Replay:
     # even if the run had no metrics: they do not change a bit of the step
     config = prepared.config.replace_options({"disable-metrics": False})
     folder = prepared.run.path  # stores the run's choice of kernels
-    checked = prepared.checked_since
-    with Session(
-        config, plan, start=prepared.start, folder=folder, checked_since=checked
-    ) as session:
+    start, check = prepared.start, prepared.image_check
+    with Session(config, plan, start=start, folder=folder, image_check=check) as session:
         state, probe = session.state, Probe(session.model)
-        session.feed.recheck_bad(state.bad_images)  # a GPU would not find them
-        session.feed.restore_checksums(state.image_checksums)  # nor those that are the cores'
         began_at, batches = state.step, session.feed.batches_from(state.step)
         while state.step < step - 1:
             session.train_step(next(batches), plan.lr(state.step))

@@ -35,6 +35,7 @@ from phalanx.assemble.torch_setup import find_scoring_device, prepare_torch
 from phalanx.config.schema import Config
 from phalanx.data.loading.device import Normaliser
 from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
+from phalanx.data.loading.gpu_share import ImageCheck
 from phalanx.disk import expand_home
 from phalanx.engine.checkpoint import convert_content_errors, load_checkpoint, load_weights
 from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS, FACTS, WEIGHTS, read_files
@@ -79,11 +80,11 @@ class Session:
         classes: Sequence[str] = (),
         ranks: Ranks | None = None,
         folder: Path | None = None,
-        checked_since: int | None = None,
+        image_check: ImageCheck | None = None,
     ) -> None:
         self.config, self.plan, self.classes = config, plan, tuple(classes)
-        self._folder = folder  # of a run, where its choices of kernels and decoder are stored
-        self._checked_since = checked_since  # see InputSpec
+        self._folder = folder  # of a run, where its choice of kernels is stored
+        self._image_check = image_check  # what the run knows of its images, to check the others
         self.rank_context = build_rank_context(
             plan, ranks, scores_in_stages=config.pipeline.pipeline_validation_model
         )
@@ -138,7 +139,7 @@ class Session:
             if start.use == "fork":  # keeps the parent's progress, but not its findings
                 state.step = start.first_step(self.plan)
                 state.scores, state.sums = {}, MetricSums()
-                state.bad_images, state.image_checksums = {}, {}
+                state.bad_images, state.image_checksums, state.image_check = {}, {}, None
                 state.throughput = Throughput()
                 state.restart_counts()
         return state
@@ -182,14 +183,13 @@ class Session:
 
     def open_feed(self, plan: Plan) -> AbstractContextManager[Feed]:
         """The batches of a plan; worker processes end with the block."""
-        spec = replace(build_input_spec(self.config, plan), checked_since=self._checked_since)
         return open_feed(
-            spec,
+            build_input_spec(self.config, plan),
             plan,
             self.normaliser,
             self.config,
             context=self.rank_context,
-            folder=self._folder,
+            check=self._image_check,
         )
 
     @cached_property

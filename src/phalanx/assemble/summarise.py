@@ -118,8 +118,9 @@ def _describe_input(session: Session) -> InputNote | None:
         since = "" if first is None else f" from step {first + 1:,} on"
         decoded = f"up to {percent}% of the images are decoded on the device{since}"
         made = decoded if percent else "the images are made on the device itself"
+        whole = "them" if first is None else "images, from the first step to the last,"
         return InputNote(
-            verdict=f"{made}; training waited for them {wait:.0%} of the time",
+            verdict=f"{made}; training waited for {whole} {wait:.0%} of the time",
             images_per_second_available=seen,
             images_per_second_needed=needed,
             stages={},
@@ -153,6 +154,8 @@ def _describe_input(session: Session) -> InputNote | None:
 def can_decode_on_gpu(loader: Loader, config: Config, device: torch.device) -> bool:
     """Whether the GPU could decode a share of the images, and does not yet."""
     if config.data.gpu_decode or device.type != "cuda":
+        return False
+    if loader.spec.checked_since is not None:  # the run has found out that it need not
         return False
     hindered = any(check_gpu_decode(config.replace_options({"gpu-decode": True})))
     first = loader.reader("train").try_open(0)

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -148,14 +148,9 @@ def open_training(
 ) -> TrainingRun:
     """Open all parts of a training run; the stack closes them."""
     run, plan, config = prepared.run, prepared.plan, prepared.config
+    start, classes, check = prepared.start, prepared.dataset.classes, prepared.image_check
     session = Session(
-        config,
-        plan,
-        start=prepared.start,
-        classes=prepared.dataset.classes,
-        ranks=ranks,
-        folder=run.path,
-        checked_since=prepared.checked_since,
+        config, plan, start=start, classes=classes, ranks=ranks, folder=run.path, image_check=check
     )
     stack.enter_context(session)
     context = session.rank_context
@@ -209,9 +204,11 @@ def _prepare_start(training: TrainingRun) -> None:
         feed.restore_checksums(state.image_checksums)
         if session.valid_feed is not feed:
             session.valid_feed.restore_checksums(state.image_checksums)
-    elif training.context.is_first_rank:
-        accepted = [*prepared.run.facts.get("accepted_changed_data", []), state.step]
-        prepared.run.update_facts(accepted_changed_data=accepted)
+    else:
+        state.bad_images = {}  # they may have been repaired; the others will be found again
+        if training.context.is_first_rank:
+            accepted = [*prepared.run.facts.get("accepted_changed_data", []), state.step]
+            prepared.run.update_facts(accepted_changed_data=accepted)
     if state.step == prepared.plan.total_steps:
         state.scores.pop(state.step, None)  # killed before the summary: the last score is redone
     if training.context.is_first_rank:
@@ -333,7 +330,7 @@ def build_loop_dependencies(training: TrainingRun) -> LoopDependencies:
 
 
 def _collect_findings(training: TrainingRun) -> None:
-    """Collect bad images, checksums and throughput of all ranks into the state."""
+    """Collect what all ranks know of their images, and their throughput, into the state."""
     session, gather = training.session, training.context.gather
     state, feed, valid = session.state, session.feed, session.valid_feed
     for found in gather(feed.bad_images() | valid.bad_images()):
@@ -344,6 +341,8 @@ def _collect_findings(training: TrainingRun) -> None:
         for split, checksums in one.items():
             merged[split] = np.maximum(merged[split], checksums) if split in merged else checksums
     state.image_checksums = merged
+    check = feed.image_check(state.step)
+    state.image_check = None if check is None else asdict(check)
     state.throughput = Throughput.combine(gather(state.throughput))
 
 

@@ -119,6 +119,7 @@ class TrainState:
     records: dict[str, tuple[int, int]] = field(default_factory=dict)  # size, CRC-32 of each file
     # checksums of the images that were read, by split
     image_checksums: dict[str, NDArray[np.uint32]] = field(default_factory=dict)
+    image_check: dict[str, Any] | None = None  # fields of an ImageCheck, if images are checked
     # if the loss scale is adaptive
     scaler: DynamicLossScale | DeviceLossScale | None = None
     fused_update: FusedUpdate | None = None  # if kernels do everything after the backward pass
@@ -179,18 +180,23 @@ class TrainState:
             "sums": asdict(self.sums),
             "clock": asdict(self.throughput),
             "bad_images": self.bad_images,
+            "image_check": self.image_check,
             "scaler": None if self.scaler is None else self.scaler.to_dict(),
             "counts": None if counts is None else counts.tolist(),
             "records": self.records,
         }
 
     def load_dict(self, values: dict[str, Any]) -> None:
-        """Restore what `to_dict` returned; a missing entry is an error, never a default."""
+        """Restore what `to_dict` returned; a missing entry is an error, never a default.
+
+        Except those that earlier releases did not have.
+        """
         self.step = values["step"]
         self.scores = {int(step): top1 for step, top1 in values["scores"].items()}
         self.sums = MetricSums(**values["sums"])
         self.throughput = Throughput(**values["clock"])
         self.bad_images = dict(values["bad_images"])
+        self.image_check = values.get("image_check")
         scale = values["scaler"]
         if self.scaler is not None and scale is not None:  # a fork may differ from its parent here
             self._load_scale(DynamicLossScale.from_dict(scale))

@@ -186,9 +186,10 @@ def test_an_image_that_the_cores_found_damaged_never_reaches_the_gpu(damaged, or
     trained, _ = read_steps(loader, stop=12)
     assert seen and not numbers_of(seen, damaged) & (BAD | DAMAGED)
     assert set(loader.bad_images["train"]) == set(loader.bad_images["valid"]) == BAD
+    assert set(loader.cores_only) <= BAD | DAMAGED
     resumed = open_loader(damaged, order, seen_by_next, workers=workers)
     resumed.recheck_bad(loader.names("train", BAD))
-    resumed.restore_checksums(loader.image_checksums)
+    resumed.restore_cores_only(loader.cores_only)
     again, _ = read_steps(resumed, start=5, stop=12)
     assert seen_by_next and not numbers_of(seen_by_next, damaged) & (BAD | DAMAGED)
     assert all((one == other).all() for one, other in zip(trained[5:], again, strict=True))

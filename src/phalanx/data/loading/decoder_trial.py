@@ -1,21 +1,18 @@
-"""Whether a GPU that could decode JPEGs does, decided by how long it waits for the cores."""
+"""How long a GPU waits for images that the cores decode, and whether it therefore decodes them."""
 
-import json
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from phalanx.disk import write_atomically
-
 _Step = TypeVar("_Step")
-_WATCHED = 200  # steps
-_LONG_WAIT = 0.2  # of the GPU's time; decoding takes at most 14 % of it (docs/bench/2026-11-gpu.md)
+_WATCHED = 200  # steps; a measurement is of the later half of them, when all kernels are compiled
+_FEWEST = 10  # steps
+_LONG_WAIT = 0.2  # of the GPU's time; it trains at 0.86 of its rate or more while it also decodes
 
 
 class _WatchedStep(NamedTuple):
@@ -26,22 +23,14 @@ class _WatchedStep(NamedTuple):
     end: torch.cuda.Event
 
 
-class _Decision(NamedTuple):
-    """Whether the GPU decodes, and why, for the user."""
-
-    by_gpu: bool
-    reason: str
-
-
 class DecoderTrial:
-    """Whether a GPU that could decode JPEGs does: if it has waited long for the cores' images.
+    """Measures how long a GPU waits for the cores' images, to decide who decodes the next ones.
 
-    The run keeps the answer in its folder: a resume decodes as the run has done.
+    waited: the share of its time, if the run has measured it before. It is measured once.
     """
 
-    def __init__(self, device: torch.device, folder: Path | None):
-        self._device = device
-        self._file = folder / "decoder.json" if folder else None
+    def __init__(self, device: torch.device, waited: float | None = None):
+        self._device, self.waited = device, waited
         self._steps: deque[_WatchedStep] = deque(maxlen=_WATCHED)
 
     def watch(self, steps: Iterator[_Step]) -> Iterator[_Step]:
@@ -58,36 +47,36 @@ class DecoderTrial:
             self._steps.append(_WatchedStep(waited_ms, begin, end))
             began = perf_counter()
 
-    def measure_wait(self) -> float:
-        """The share of its time in which the device has waited for images; 0 if not watched."""
-        steps = list(self._steps)[len(self._steps) // 2 :]  # without those that compile kernels
-        if len(steps) < 2:
-            return 0.0
+    def conclude(self, gather: Callable[[Any], list[Any]], *, is_over: bool) -> None:
+        """Set `waited`, on all ranks alike, if enough steps were watched.
+
+        is_over: whether there will be no more of them.
+        """
+        if self.waited is None:
+            enough = len(self._steps) >= (_FEWEST if is_over else _WATCHED)
+            found = gather(self._measure() if enough else None)
+            self.waited = max((wait for wait in found if wait is not None), default=None)
+
+    def _measure(self) -> float:
+        steps = list(self._steps)[len(self._steps) // 2 :]
         steps[-1].end.synchronize()
-        idle_ms = busy_ms = 0.0
-        for before, step in pairwise(steps):  # between steps it may also have scored, or saved
-            idle_ms += min(step.waited_ms, before.end.elapsed_time(step.begin))
-            busy_ms += step.begin.elapsed_time(step.end)
-        return idle_ms / (idle_ms + busy_ms)
+        idle_ms = sum(
+            min(step.waited_ms, before.end.elapsed_time(step.begin))
+            for before, step in pairwise(steps)
+        )
+        # after some of the steps it has also scored: then they seem to be longer than others
+        busy_ms = (len(steps) - 1) * median(step.begin.elapsed_time(step.end) for step in steps)
+        return round(idle_ms / (idle_ms + busy_ms), 4)
 
-    def decide(self, first: int, *, gather: Callable[[Any], list[Any]], writes: bool) -> _Decision:
-        """Who decodes from this step on, the same on all ranks."""
-        answers = self._read_answers()
-        found = gather((answers.get(str(first)), self.measure_wait()))
-        waited = found[0][0]
-        if waited is None:
-            waited = round(max(wait for _, wait in found), 4)
-            if self._file and writes:
-                write_atomically(self._file, json.dumps(answers | {str(first): waited}))
-        helps = waited > _LONG_WAIT
-        who = "the GPU decodes JPEGs" if helps else "the cores go on decoding"
-        why = f"the GPU has waited for images {waited:.0%} of its time"
-        return _Decision(helps, f"{who} from step {first + 1:,} on: {why}")
+    @property
+    def gpu_decodes(self) -> bool:
+        """Whether the GPU decodes from now on."""
+        return self.waited is not None and self.waited > _LONG_WAIT
 
-    def _read_answers(self) -> dict[str, float]:
-        """The share of earlier trials, by the first step after them."""
-        with suppress(OSError, ValueError):
-            if self._file:
-                found: dict[str, float] = json.loads(self._file.read_bytes())
-                return found
-        return {}
+    def describe(self, step: int) -> str:
+        """Who decodes after this step, and why, for the user."""
+        who = "the GPU decodes JPEGs" if self.gpu_decodes else "the cores go on decoding"
+        why = "too few steps to tell how long the GPU waits for images"
+        if self.waited is not None:
+            why = f"the GPU spent {self.waited:.0%} of its time waiting for images"
+        return f"{who} from step {step + 1:,} on: {why}"

@@ -230,10 +230,13 @@ class GpuDecoder(BatchBackend):
             try:
                 refused += self._decode_portion(numbers, batch, out, decode)
             except torch.OutOfMemoryError:  # training has taken most of it
-                if len(numbers) == 1:
-                    raise
                 half = len(numbers) // 2
-                portions.extendleft([numbers[half:], numbers[:half]])
+                if half:
+                    portions.extendleft([numbers[half:], numbers[:half]])
+                elif self.reader.spec.checked_since is None:
+                    raise  # the user has asked for the GPU, and can do without
+                else:
+                    refused += jpegs["row"][numbers].tolist()
         return refused
 
     def _decode_portion(

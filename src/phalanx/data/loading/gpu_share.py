@@ -23,11 +23,30 @@ _BASELINE, _SCAN = 0xC0, 0xDA  # kinds: a frame of the usual kind, and a scan
 
 
 @dataclass(frozen=True)
+class ImageCheck:
+    """What a run knows from the pass in which the cores decode each image before the GPU may.
+
+    since: the step from which on images have been checked. waited: the share of its time that the
+    GPU has waited for them; None if that is not known yet. cores_only: the images that stay with
+    the cores, by index.
+    """
+
+    since: int
+    waited: float | None = None
+    cores_only: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class GpuShare:
-    """The images of a split that the GPU decodes, if it can decode their files."""
+    """The images of a split that the GPU decodes, if it can decode their files.
+
+    unchecked: those left to the cores at any position. checked_until: at positions before this one,
+    the cores check images.
+    """
 
     percent: int
-    unchecked: frozenset[int] = frozenset()  # those left to the cores at any position
+    unchecked: frozenset[int] = frozenset()
+    checked_until: int = 0
 
     @classmethod
     def of_split(
@@ -41,8 +60,9 @@ class GpuShare:
             return cls(percent)
         if split == "valid" or order is None:
             return cls(0)
-        dropped = order.find_dropped(order.find_next_pass(checked_since))
-        return cls(percent, frozenset(dropped.tolist()))
+        number = order.find_next_pass(checked_since)
+        until = (number + 1) * order.images * order.repeats
+        return cls(percent, frozenset(order.find_dropped(number).tolist()), until)
 
     def find_rows(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows the GPU decodes: spread evenly, and the same however batches are split.

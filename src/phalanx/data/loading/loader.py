@@ -36,7 +36,6 @@ _STEPS_AHEAD = 2
 _IMAGES_PER_TASK = 16  # few enough that several workers share a step
 _TASKS_AHEAD = 4  # for each worker, so that none waits for the parent
 _SPLITS: tuple[Split, ...] = ("train", "valid")
-_CORES_ONLY = "cores only"
 
 
 def prefetch(items: Iterator[_Item]) -> Generator[_Item, None, None]:
@@ -207,24 +206,14 @@ class Loader:
 
     @property
     def image_checksums(self) -> dict[str, NDArray[np.uint32]]:
-        """The checksum of each image by split; 0 for images that were not read.
-
-        Those that only the cores decode, if there are any, are 1 in an array of their own.
-        """
-        found = {str(split): images.checksums for split, images in self._checksums.items()}
-        if cores_only := list(self._problems["train"].cores_only):
-            found[_CORES_ONLY] = np.zeros(len(self.source("train")), np.uint32)
-            found[_CORES_ONLY][cores_only] = 1
-        return found
+        """The checksum of each image by split; 0 for images that were not read."""
+        return {split: images.checksums for split, images in self._checksums.items()}
 
     def restore_checksums(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
-        """Compare all images with the `image_checksums` of earlier processes of a run."""
+        """Compare all images with the checksums from earlier processes of a run."""
         for split in _SPLITS:
             if split in checksums:
                 self._open_checksums(split).restore(checksums[split])
-        if self.spec.order is not None and _CORES_ONLY in checksums:
-            cores_only = np.flatnonzero(checksums[_CORES_ONLY]).tolist()
-            self._problems["train"].cores_only.update(dict.fromkeys(cores_only))
 
     def _open_checksums(self, split: Split) -> ImageChecksums:
         source = self.source(split)
@@ -251,6 +240,16 @@ class Loader:
     def notes(self) -> dict[Split, dict[int, str]]:
         """Notes on the first images of each split that are smaller than the model's input."""
         return {split: problems.notes for split, problems in self._problems.items()}
+
+    @property
+    def cores_only(self) -> tuple[int, ...]:
+        """The training images that stay with the cores: bad ones, and those that are damaged."""
+        found = self._problems["train"]
+        return tuple(sorted({*found.cores_only.copy(), *found.bad_images.copy()}))
+
+    def restore_cores_only(self, indices: Iterable[int]) -> None:
+        """Add the `cores_only` of earlier processes of a run."""
+        self._problems["train"].cores_only.update(dict.fromkeys(indices))
 
     def copy_problems(self) -> dict[Split, ReadProblems]:
         """A copy of all problems so far, for another process; a thread may still be reading."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from phalanx.data.formats.sources import Split
 from phalanx.errors import DataError
 
 NOTES_KEPT = 1000  # about small images, in each process
@@ -52,3 +53,15 @@ class ReadProblems:
         """The first bad images by name, below a line that says what is wrong."""
         first = [self.bad_images[index] for index in sorted(self.bad_images)[:_BAD_SHOWN]]
         return "\n".join([f"{what}, the first are:", *first])
+
+
+def describe_small(notes: list[str], split: Split) -> str:
+    """One line for all images of a split that had to be enlarged; it names the first."""
+    more = len(notes) - 1
+    if not more:
+        return notes[0]
+    least = "at least " if len(notes) >= NOTES_KEPT else ""
+    noun = {"train": "training image", "valid": "validation image"}[split]
+    verb, plural = ("is", "") if more == 1 else ("are", "s")
+    so_far = " so far" if split == "train" else ""
+    return f"{notes[0]}, and so {verb} {least}{more:,} more {noun}{plural}{so_far}"

@@ -164,7 +164,6 @@ class Reader:
         self.source = spec.open(split)
         self.transform = build_transform(spec.transform)
         self.gpu_share = GpuShare.of_split(split, spec.gpu_percent, spec.order, spec.checked_since)
-        self._checks = split == "train" and spec.checked_since is not None
         self.problems = problems or ReadProblems()
         self._cache = cache if is_cacheable(self.source) else None
         self._find_box: Callable[[int], Box | None] | None = (
@@ -184,6 +183,8 @@ class Reader:
         images = [self.open(index) for index in indices.tolist()]
         if any(image is None or isinstance(image, EncodedImage) for image in images):
             for row, image in enumerate(images):
+                if isinstance(image, EncodedImage):  # a crop would not show damage outside of it
+                    image.decodes_whole = bool(positions[row] < self.gpu_share.checked_until)
                 index = int(indices[row])
                 indices[row], _ = self.fill_row(index, image, draws[row], out[row])
         else:  # pixels in memory: the whole batch in one call
@@ -222,23 +223,21 @@ class Reader:
             if skips(index, image):
                 return index, image
             try:
-                if self.split == "train":
-                    self._apply_training(index, image, draws, out)
-                else:
-                    self.transform.apply_evaluation(image, out)
+                self._decode_row(index, image, draws, out)
                 return index, None
             except BadImage as bad:
                 self.record_bad(index, bad)
                 image = None
 
-    def _apply_training(
-        self, index: int, image: Image, draws: Sequence[float], out: _Bytes
-    ) -> None:
-        """Write an image into `out`; if images are checked, record one that is damaged."""
-        if self._checks and isinstance(image, EncodedImage):
-            image.decodes_whole = True  # else damage outside of the crop would not be noticed
-        self.transform.apply_training([(image, draws, self.find_box(index, image))], out[None])
-        if self._checks and is_gpu_decodable(image) and not image.is_sound:
+    def _decode_row(self, index: int, image: Image, draws: Sequence[float], out: _Bytes) -> None:
+        """Write an image into `out`; record one that is found to be for the cores only."""
+        if self.split == "train":
+            sample = image, draws, self.find_box(index, image)
+            self.transform.apply_training([sample], out[None])
+        else:
+            self.transform.apply_evaluation(image, out)
+        is_checked = isinstance(image, EncodedImage) and image.decodes_whole
+        if is_checked and is_gpu_decodable(image) and not image.is_sound:
             self.problems.cores_only[index] = None
 
     def find_gpu_rows(self, request: BatchRequest) -> NDArray[np.bool_]:
