@@ -37,14 +37,14 @@ def gpu(monkeypatch):
     return found
 
 
-def choose(root, *, device=CUDA, checked_since=0, waited=None, **flags):
+def choose(root, *, device=CUDA, checked_since=0, is_decided=False, **flags):
     """The percentage and the first step of the GPU, and the notes."""
     words = {**FLAGS, "data-dir": str(root)}
     words |= {name.replace("_", "-"): value for name, value in flags.items()}
     settings = read_settings(None, words)
     plan, _ = plan_run(settings)
     spec, context = build_input_spec(settings.config, plan), build_rank_context(plan, None)
-    check = None if checked_since is None else ImageCheck(checked_since, waited)
+    check = None if checked_since is None else ImageCheck(checked_since, is_decided)
     chosen, notes = build.choose_decoder(spec, plan, device, settings.config, context, check)
     return chosen.gpu_percent, chosen.first_checked_step, notes
 
@@ -56,7 +56,7 @@ def test_photographs_may_be_the_gpus_from_the_second_pass_on(photos, gpu):
     )
     assert choose(photos) == (100, 1, [note])
     assert choose(photos, checked_since=1)[:2] == (100, 2)
-    assert choose(photos, waited=0.5) == (100, 1, []), "what was decided is said when it applies"
+    assert choose(photos, is_decided=True) == (100, 1, []), "what was decided is said later"
 
 
 @pytest.mark.parametrize("more", [{}, {"determinism": "strict"}, {"auto_augment": "rand-augment"}])

@@ -106,7 +106,8 @@ def test_photographs_are_the_gpus_when_the_cores_have_decoded_each_once(tmp_path
         pytest.skip(why or "this GPU has no engines for JPEGs")
     photos = write_photos(tmp_path / "photos", size=(1400, 1000))
     flags = {"data": "folder", "image-size": "32", "model": "resnet18", "epochs": "9"}
-    usual = fed_images(photos, 6, check=ImageCheck(since=0, waited=0.5), **flags)[1]
+    decided = ImageCheck(since=0, is_decided=True, waited=0.5)
+    usual = fed_images(photos, 6, check=decided, **flags)[1]
     by_cores, by_gpu = (
         fed_images(photos, 6, **flags, **{"gpu-decode": share})[1] for share in ("false", "true")
     )

@@ -1,5 +1,7 @@
 """A run's images are checked by the cores before a GPU decodes them, across resumes and forks."""
 
+import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -19,6 +21,7 @@ from small_runs import read_result, rewind
 
 BAD, DAMAGED = (1, 14), (0, 6, 15)
 FIRST, STEPS = 3, 12  # the GPU's first step, and all
+WAITED_LONG = ImageCheck(since=0, is_decided=True, waited=0.5)
 
 
 @pytest.fixture
@@ -39,10 +42,10 @@ def read(root, check, *, start=0, stop=STEPS, percent=100):
 
 @pytest.mark.parametrize("step", [1, 2, FIRST, 5])
 def test_a_resume_decodes_as_the_run_has_done(damaged, step):
-    whole, by_gpu, end, news = read(damaged, ImageCheck(since=0, waited=0.5))
+    whole, by_gpu, end, news = read(damaged, WAITED_LONG)
     assert set(end.cores_only) == {*BAD, *DAMAGED} and len(by_gpu) > 40
     assert [line.split(":")[0] for line in news] == ["the GPU decodes JPEGs from step 4 on"]
-    begun, _, known, _ = read(damaged, ImageCheck(since=0, waited=0.5), stop=step)
+    begun, _, known, _ = read(damaged, WAITED_LONG, stop=step)
     resumed, again, after, _ = read(damaged, known, start=step)
     assert all(torch.equal(one, other) for one, other in zip(whole, begun + resumed, strict=True))
     assert set(again) == set(by_gpu) and after == end
@@ -58,7 +61,7 @@ def test_without_a_measurement_the_cores_go_on(damaged):
 
 
 def test_cores_that_take_over_from_a_gpu_say_so(damaged):
-    *_, news = read(damaged, ImageCheck(since=0, waited=0.5), percent=0)
+    *_, news = read(damaged, WAITED_LONG, percent=0)
     assert news == [
         "this run was to decode JPEGs on the GPU; here the cores decode them, and pixels differ by "
         "rounding"
@@ -79,10 +82,10 @@ def run(tmp_path_factory):
     return root / "run"
 
 
-def as_checked(prepared, **known):
+def as_checked(prepared, *, since=0, cores_only=()):
     """The prepared run, as if its checkpoint had been saved by a process that checks images."""
     facts = prepared.start.facts
-    known = {"since": 0, "waited": None, "cores_only": [], **known}
+    known = {"since": since, "is_decided": True, "waited": 0.4, "cores_only": [*cores_only]}
     facts = {**facts, "state": {**facts["state"], "image_check": known}}
     return replace(prepared, start=replace(prepared.start, facts=facts))
 
@@ -90,28 +93,33 @@ def as_checked(prepared, **known):
 def test_images_are_checked_since_the_first_step_that_checks_them(run):
     resumed = prepare_resume(run, {})
     assert resumed.image_check == ImageCheck(since=STEPS), "a run on the CPU checks nothing"
-    known = as_checked(resumed, since=2, waited=0.4, cores_only=[5, 7]).image_check
-    assert known == ImageCheck(2, 0.4, (5, 7))
+    known = as_checked(resumed, since=2, cores_only=(5, 7)).image_check
+    assert known == ImageCheck(2, is_decided=True, waited=0.4, cores_only=(5, 7))
 
 
-def test_images_that_may_have_changed_are_checked_again(run):
-    accepting = prepare_resume(run, {}, accept_changed_data=True)
-    assert as_checked(accepting, waited=0.4, cores_only=[5]).image_check == ImageCheck(since=STEPS)
+def test_images_that_may_have_changed_are_checked_again(run, tmp_path):
+    run = shutil.copytree(run, tmp_path / "run")
+    checked_again = ImageCheck(since=STEPS)
+    accepting = as_checked(prepare_resume(run, {}, accept_changed_data=True))
+    assert accepting.image_check == checked_again
+    resumed = as_checked(prepare_resume(run, {}))
+    resumed.run.update_facts(accepted_changed_data=[3])
+    assert resumed.image_check.is_decided
+    resumed.run.update_facts(accepted_changed_data=[3, STEPS])  # when no step had followed yet
+    assert resumed.image_check == checked_again
 
 
 def test_a_fork_checks_the_images_itself(run, tmp_path):
     fork = tmp_path / "fork"
-    forked = prepare_fork(run, {"run-dir": str(fork), "epochs": "9"}, line="")
-    assert as_checked(forked, waited=0.4, cores_only=[5]).image_check == ImageCheck(since=STEPS)
-    assert prepare_resume(fork, {}).image_check == ImageCheck(since=STEPS)
+    forked = as_checked(prepare_fork(run, {"run-dir": str(fork), "epochs": "9"}, line=""))
+    assert forked.image_check == prepare_resume(fork, {}).image_check == ImageCheck(since=STEPS)
 
 
 def test_a_replay_knows_what_the_run_found_out_later(run):
-    prepared = prepare_resume(run, {})
-    checked = as_checked(prepared, waited=0.4, cores_only=[5])
-    assert prepare_replay(checked, 2)[0].image_check == ImageCheck(0, 0.4, (5,))
-    since_later = as_checked(prepared, since=6, waited=0.4)
-    assert prepare_replay(since_later, 2)[0].image_check == ImageCheck(since=0)
+    checked = as_checked(prepare_resume(run, {}), cores_only=(5,))
+    assert prepare_replay(checked, 2)[0].image_check == checked.image_check
+    checked_later = as_checked(prepare_resume(run, {}), since=6)
+    assert prepare_replay(checked_later, 2)[0].image_check == ImageCheck(since=0)
 
 
 # --- whole runs ---
@@ -140,7 +148,7 @@ def gpu(monkeypatch):
         return build_decoder if spec.gpu_percent else None
 
     def conclude(trial, gather, *, is_over):
-        trial.waited = 0.5 if is_over else trial.waited
+        trial.is_decided, trial.waited = is_over, 0.5 if is_over else None
 
     monkeypatch.setattr(build, "find_gpu_decode_problem", lambda device: "")
     monkeypatch.setattr(build, "has_decoding_engines", lambda device: True)
@@ -165,6 +173,13 @@ def words_of(data, run, **flags):
     return [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
 
 
+def replays(run, step, capsys):
+    """Whether the step is repeated bit for bit."""
+    capsys.readouterr()
+    assert main(["replay", str(run), "--step", str(step), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["as_recorded"]
+
+
 def test_a_run_resumed_anywhere_is_the_same_as_one_that_was_not(damaged, tmp_path, gpu, capsys):
     run = tmp_path / "run"
     weights = train(run, *words_of(damaged, run))
@@ -175,8 +190,11 @@ def test_a_run_resumed_anywhere_is_the_same_as_one_that_was_not(damaged, tmp_pat
         said = capsys.readouterr().out
         assert "from step 4 on" in said
         assert ("note: the cores decode every image once" in said) == (step < FIRST)
-        assert main(["replay", str(run), "--step", "9"]) == 0
-        assert "as recorded" in capsys.readouterr().out
+        assert replays(run, 9, capsys)
+    for checkpoint in (run / "checkpoints").glob("step-*"):
+        if checkpoint.name != f"step-{STEPS:08}":
+            shutil.rmtree(checkpoint)
+    assert replays(run, 6, capsys), "what only the last checkpoint knows"
     by_cores = tmp_path / "by-cores"
     assert train(by_cores, *words_of(damaged, by_cores, gpu_decode="false")) != weights
     whole = {path.read_bytes(): int(path.stem) for path in damaged.glob("train/*/*.jpg")}

@@ -25,7 +25,8 @@ def decode_on_ranks(data: Path, ranks: int, folder: Path) -> list[list[str]]:
 def read_files(data: Path, ranks: Ranks) -> list[str]:
     """Train on nothing for four epochs: digests of the files that the decoder got."""
     seen: list[bytes] = []
-    waited_long = ImageCheck(since=0, waited=1.0)  # after the first epoch, GPUs shall decode
+    # after the first epoch, GPUs shall decode
+    waited_long = ImageCheck(since=0, is_decided=True, waited=1.0)
     with open_checked_feed(data, seen, check=waited_long, ranks=ranks) as feed:
         assert len(list(feed.batches_from(0))) == 12
     return [sha256(file).hexdigest() for file in seen]

@@ -322,7 +322,7 @@ def choose_decoder(
     if all(helps for helps, _ in found):
         note = f"the cores decode every image once, up to step {first:,}; then the GPU does, if it "
         note += "has waited for them (--gpu-decode false: never)"
-        return checked, [note] if check.waited is None else []
+        return checked, [] if check.is_decided else [note]
     problem = next((problem for _, problem in found if problem), "")
     return spec, [f"the cores decode all images: {problem}"] if problem else []
 

@@ -57,7 +57,7 @@ class LoadedFeed:
     ) -> None:
         self.loader, self._plan, self._normaliser, self._context = loader, plan, normaliser, context
         known = check or ImageCheck(since=0)
-        self._trial = DecoderTrial(normaliser.device, known.waited)
+        self._trial = DecoderTrial(normaliser.device, known)
         loader.restore_cores_only(known.cores_only)
         self.news: list[str] = []  # what the user should know and was not told yet
         if self._trial.gpu_decodes and not loader.spec.gpu_percent:
@@ -230,7 +230,8 @@ class LoadedFeed:
             return None
         self.exchange_problems()
         self._trial.conclude(self._context.gather, is_over=step >= first)
-        return ImageCheck(since, self._trial.waited, self.loader.cores_only)
+        trial = self._trial
+        return ImageCheck(since, trial.is_decided, trial.waited, self.loader.cores_only)
 
     def image_checksums(self) -> dict[str, NDArray[np.uint32]]:
         """The checksums of the images read so far, by split."""

@@ -95,8 +95,9 @@ class PreparedRun:
         if self.start is not None:
             check = ImageCheck(since=self.start.first_step(self.plan))
             known = self.start.facts["state"].get("image_check")
-            if known and self.start.use == "resume" and not self.accepts_changed_data:
-                check = ImageCheck(known["since"], known["waited"], tuple(known["cores_only"]))
+            accepted = check.since in self.run.facts.get("accepted_changed_data", [])
+            if known and self.start.use == "resume" and not (accepted or self.accepts_changed_data):
+                check = ImageCheck(**{**known, "cores_only": tuple(known["cores_only"])})
         later = self.later_check
         return later if later is not None and later.since == check.since else check
 

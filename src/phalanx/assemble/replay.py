@@ -5,7 +5,7 @@ from math import isfinite
 from typing import Any
 
 from phalanx.assemble.blackbox import find_first_nonfinite, finding_to_json, loss_scale_at
-from phalanx.assemble.feed import StepImage
+from phalanx.assemble.feed import LoadedFeed, StepImage
 from phalanx.assemble.prepare import PreparedRun
 from phalanx.assemble.session import Session
 from phalanx.engine.checkpoint_store import list_checkpoints, parse_step
@@ -65,6 +65,8 @@ def replay(prepared: PreparedRun, step: int) -> Replay:
     start, check = prepared.start, prepared.image_check
     with Session(config, plan, start=start, folder=folder, image_check=check) as session:
         state, probe = session.state, Probe(session.model)
+        if isinstance(session.feed, LoadedFeed):  # a GPU would not find out
+            session.feed.loader.restore_bad(state.bad_images)
         began_at, batches = state.step, session.feed.batches_from(state.step)
         while state.step < step - 1:
             session.train_step(next(batches), plan.lr(state.step))

@@ -155,7 +155,7 @@ def can_decode_on_gpu(loader: Loader, config: Config, device: torch.device) -> b
     """Whether the GPU could decode a share of the images, and does not yet."""
     if config.data.gpu_decode or device.type != "cuda":
         return False
-    if loader.spec.checked_since is not None:  # the run has found out that it need not
+    if loader.spec.checked_since is not None:  # the run decides that itself
         return False
     hindered = any(check_gpu_decode(config.replace_options({"gpu-decode": True})))
     first = loader.reader("train").try_open(0)

@@ -7,8 +7,10 @@ import torch
 
 from phalanx.data.loading import decoder_trial
 from phalanx.data.loading.decoder_trial import DecoderTrial
+from phalanx.data.loading.gpu_share import ImageCheck
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+NEW = ImageCheck(since=0)
 
 
 class Clock:
@@ -59,7 +61,7 @@ def measure(clock, *, decode_ms, train_ms, score_ms=0, every=50, steps=100):
             clock.now = max(clock.now, ready, clock.free_at - 2 * train_ms)
             yield number
 
-    trial = DecoderTrial(CUDA)
+    trial = DecoderTrial(CUDA, NEW)
     for number in trial.watch(decode()):
         clock.work(train_ms)
         if score_ms and number % every == every - 1:
@@ -103,8 +105,18 @@ def test_too_few_steps_tell_nothing(clock):
     assert measure(clock, decode_ms=20, train_ms=10, steps=10).waited == 0.5
 
 
+def test_a_checkpoint_after_the_last_step_decides(clock):
+    trial = DecoderTrial(CUDA, NEW)
+    for done in trial.watch(iter(range(10))):
+        clock.now += 20
+        clock.work(10)
+        trial.conclude(lambda value: [value], is_over=done == 9)  # of which nine are over
+    trial.conclude(lambda value: pytest.fail("it is decided"), is_over=True)
+    assert trial.is_decided and trial.waited is None
+
+
 def test_a_measurement_that_may_go_on_needs_more_steps(clock):
-    trial = DecoderTrial(CUDA)
+    trial = DecoderTrial(CUDA, NEW)
     for done in trial.watch(iter(range(250))):  # steps, each of which counts when the next begins
         clock.now += 5
         clock.work(5)
@@ -114,17 +126,17 @@ def test_a_measurement_that_may_go_on_needs_more_steps(clock):
 
 def test_all_ranks_decide_alike_and_once(clock):
     trial = measure(clock, decode_ms=5, train_ms=10)
-    trial.waited = None
+    trial.is_decided = False
     trial.conclude(lambda value: [value, None, 0.7], is_over=True)
     assert trial.waited == 0.7 and trial.gpu_decodes
     trial.conclude(lambda value: pytest.fail("it is known"), is_over=True)
 
 
 def test_what_the_run_has_measured_is_not_measured_again():
-    trial = DecoderTrial(CPU, 0.3)
+    trial = DecoderTrial(CPU, ImageCheck(0, True, 0.3))
     assert list(trial.watch(iter("abc"))) == ["a", "b", "c"]
     trial.conclude(lambda value: pytest.fail("it is known"), is_over=True)
-    assert trial.gpu_decodes and not DecoderTrial(CPU, 0.2).gpu_decodes
+    assert trial.gpu_decodes and not DecoderTrial(CPU, ImageCheck(0, True, 0.2)).gpu_decodes
 
 
 @pytest.mark.gpu
@@ -132,7 +144,7 @@ def test_what_the_run_has_measured_is_not_measured_again():
 def test_a_gpu_that_waits_for_images_is_told_from_one_that_is_busy():
     def wait(decode_ms, train_ms, *, between_ms=0, every=1):
         """The wait that is measured if images and steps take so long, and something between."""
-        trial = DecoderTrial(CUDA)
+        trial = DecoderTrial(CUDA, NEW)
         numbers, cycles = range(40), 1.9e6 * train_ms
 
         def decode():

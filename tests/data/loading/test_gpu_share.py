@@ -206,3 +206,16 @@ def test_workers_learn_which_images_other_workers_found_damaged(tmp_path, monkey
     monkeypatch.setattr(GpuDecoder, "_decode_again", note)
     read_steps(open_loader(root, ORDER, [], workers=2), stop=40)
     assert max(reopened, default=0) < 200, "this process decodes what a worker should"
+
+
+def test_an_image_known_to_be_bad_is_replaced_without_being_read(damaged):
+    seen, loader = [], open_loader(damaged, ORDER, [], since=None)
+    reasons = {name: f"{name}: is bad" for name in loader.names("train", BAD)}
+    for known, reaches_gpu in (({}, True), (reasons, False)):
+        seen.clear()
+        loader = open_loader(damaged, ORDER, seen, since=None)
+        loader.restore_bad(known)
+        with loader:
+            list(loader.steps_from(0, 3, micro_batch=5))
+        assert bool(numbers_of(seen, damaged) & BAD) == reaches_gpu
+    assert loader.bad_images["train"].keys() == BAD

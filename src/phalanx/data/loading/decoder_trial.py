@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from phalanx.data.loading.gpu_share import ImageCheck
+
 _Step = TypeVar("_Step")
 _WATCHED = 200  # steps; a measurement is of the later half of them, when all kernels are compiled
 _FEWEST = 10  # steps
@@ -26,11 +28,11 @@ class _WatchedStep(NamedTuple):
 class DecoderTrial:
     """Measures how long a GPU waits for the cores' images, to decide who decodes the next ones.
 
-    waited: the share of its time, if the run has measured it before. It is measured once.
+    known: what the run has found out before. It is measured and decided once.
     """
 
-    def __init__(self, device: torch.device, waited: float | None = None):
-        self._device, self.waited = device, waited
+    def __init__(self, device: torch.device, known: ImageCheck):
+        self._device, self.is_decided, self.waited = device, known.is_decided, known.waited
         self._steps: deque[_WatchedStep] = deque(maxlen=_WATCHED)
 
     def watch(self, steps: Iterator[_Step]) -> Iterator[_Step]:
@@ -48,14 +50,13 @@ class DecoderTrial:
             began = perf_counter()
 
     def conclude(self, gather: Callable[[Any], list[Any]], *, is_over: bool) -> None:
-        """Set `waited`, on all ranks alike, if enough steps were watched.
-
-        is_over: whether there will be no more of them.
-        """
-        if self.waited is None:
-            enough = len(self._steps) >= (_FEWEST if is_over else _WATCHED)
-            found = gather(self._measure() if enough else None)
-            self.waited = max((wait for wait in found if wait is not None), default=None)
+        """Decide, on all ranks alike, if enough steps were watched or there will be no more."""
+        if self.is_decided:
+            return
+        enough = len(self._steps) >= (_FEWEST if is_over else _WATCHED)
+        found = gather(self._measure() if enough else None)
+        self.waited = max((wait for wait in found if wait is not None), default=None)
+        self.is_decided = is_over or self.waited is not None
 
     def _measure(self) -> float:
         steps = list(self._steps)[len(self._steps) // 2 :]

@@ -230,13 +230,10 @@ class GpuDecoder(BatchBackend):
             try:
                 refused += self._decode_portion(numbers, batch, out, decode)
             except torch.OutOfMemoryError:  # training has taken most of it
+                if len(numbers) == 1:
+                    raise
                 half = len(numbers) // 2
-                if half:
-                    portions.extendleft([numbers[half:], numbers[:half]])
-                elif self.reader.spec.checked_since is None:
-                    raise  # the user has asked for the GPU, and can do without
-                else:
-                    refused += jpegs["row"][numbers].tolist()
+                portions.extendleft([numbers[half:], numbers[:half]])
         return refused
 
     def _decode_portion(

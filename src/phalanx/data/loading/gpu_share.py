@@ -26,12 +26,13 @@ _BASELINE, _SCAN = 0xC0, 0xDA  # kinds: a frame of the usual kind, and a scan
 class ImageCheck:
     """What a run knows from the pass in which the cores decode each image before the GPU may.
 
-    since: the step from which on images have been checked. waited: the share of its time that the
-    GPU has waited for them; None if that is not known yet. cores_only: the images that stay with
-    the cores, by index.
+    since: the step from which on images have been checked. is_decided: whether it is known who
+    decodes after that pass. waited: the share of its time that the GPU then waited for images; None
+    if that could not be measured. cores_only: the images that stay with the cores, by index.
     """
 
     since: int
+    is_decided: bool = False
     waited: float | None = None
     cores_only: tuple[int, ...] = ()
 

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.formats.arrays import ArraySource
-from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import Source, Split
 from phalanx.data.loading.cache import SharedCaches
@@ -25,7 +24,6 @@ from phalanx.data.loading.opened_rows import (
 from phalanx.data.loading.read_problems import ReadProblems
 from phalanx.data.loading.reader import Batch, BatchRequest, InputSpec, Reader
 from phalanx.data.loading.worker_pool import WorkerPool
-from phalanx.errors import DataError
 from phalanx.plan.share import WHOLE, Share
 
 _Item = TypeVar("_Item")
@@ -265,13 +263,21 @@ class Loader:
 
         Raises DataError for one that can be read now, because the run has trained without it.
         """
-        if not names:
-            return  # without a search through the names of all images
-        for split in self.spec.splits:
+        for reader, index in self._find_images(names):
+            reader.recheck_bad(index)
+
+    def restore_bad(self, reasons: Mapping[str, str]) -> None:
+        """Count images as bad without reading them, by name with what was wrong."""
+        for reader, index in self._find_images(reasons):
+            reader.problems.bad_images[index] = reasons[reader.source.name(index)]
+
+    def _find_images(self, names: Collection[str]) -> Iterator[tuple[Reader, int]]:
+        """The images of these names; searches all, unless there are no names."""
+        for split in self.spec.splits if names else ():
             reader = self.reader(split)
             for index in range(len(reader.source)):
                 if reader.source.name(index) in names:
-                    _recheck(reader, index)
+                    yield reader, index
 
     def describe_unsaved_indexes(self) -> list[str]:
         """A line for each index of images that could not be saved to disk."""
@@ -369,19 +375,6 @@ class Loader:
                 cache=self._caches.handle if self._caches else None,
             )
         return self._pool
-
-
-def _recheck(reader: Reader, index: int) -> None:
-    try:
-        reader.source.read(index)
-    except BadImage as bad:
-        reader.record_bad(index, bad)
-    else:
-        raise DataError(
-            f"{reader.source.name(index)} in {reader.spec.data_dir}: can be read now, but this run "
-            "could not read it before and left it out: restore the file as it was, or resume with "
-            "--accept-changed-data"
-        )
 
 
 def _pad(batch: Batch, size: int) -> Batch:

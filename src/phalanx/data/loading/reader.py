@@ -307,6 +307,19 @@ class Reader:
             self.problems.checksums[index] = self.source.checksum(index, image)
         return image
 
+    def recheck_bad(self, index: int) -> None:
+        """Record an image that was bad before; raises DataError if it can be read now."""
+        try:
+            self.source.read(index)
+        except BadImage as bad:
+            self.record_bad(index, bad)
+        else:
+            raise DataError(
+                f"{self.source.name(index)} in {self.spec.data_dir}: can be read now, but this run "
+                "could not read it before and left it out: restore the file as it was, or resume "
+                "with --accept-changed-data"
+            )
+
     def record_bad(self, index: int, bad: BadImage) -> None:
         """Record a bad image; raises DataError if there are too many."""
         self.problems.bad_images[index] = str(bad)
