@@ -178,7 +178,9 @@ def test_torchrun_starts_killed_ranks_again(named, digits, tmp_path):
     assert_same_result(run, straight)
     assert done.stdout.count("resumed at step ") == 1 and done.stdout.count("report: ") == 1
     told = [line for line in done.stderr.splitlines() if line.startswith("phalanx")]
-    assert all("lost the other ranks" in line for line in told), done.stderr
+    # torchrun may end the rank that is left before that rank notices
+    ends = "lost the other ranks", "stopped by SIGTERM; everything up to the last checkpoint is"
+    assert all(any(end in line for end in ends) for line in told), done.stderr
 
 
 @pytest.mark.slow
