@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -77,6 +78,20 @@ def run_phalanx(*words: object, cwd: Path | None = None) -> subprocess.Completed
     process = start_phalanx(*words, cwd=cwd)
     out, err = process.communicate(timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def interrupt_twice(process: subprocess.Popen[str]) -> None:
+    """Send a second SIGINT as soon as the first was answered, and wait for the end."""
+    assert process.stderr is not None
+    process.send_signal(signal.SIGINT)
+    try:
+        # two signals that arrive during one call of C code would be taken for one
+        assert any("SIGINT: finishing" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=10)
+    finally:
+        process.kill()  # a failure must not leave it training beside all other tests
+        process.communicate()
 
 
 def read_result(run: Path) -> dict[str, Any]:

@@ -12,7 +12,14 @@ import pytest
 from phalanx.cli.main import main
 from phalanx.errors import CheckpointError, ConfigError, DataError
 from small_photos import write_photos
-from small_runs import make_digits, read_result, run_phalanx, small_run, start_phalanx
+from small_runs import (
+    interrupt_twice,
+    make_digits,
+    read_result,
+    run_phalanx,
+    small_run,
+    start_phalanx,
+)
 
 CLOCK_COLUMNS = {"images_per_second", "data_wait"}
 
@@ -90,13 +97,7 @@ def test_a_second_sigint_leaves_at_once(digits, tmp_path):
     while not (run / "log.txt").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(1.0)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    try:
-        process.communicate(timeout=10)
-    finally:
-        process.kill()  # a failure must not leave it training beside all other tests
+    interrupt_twice(process)
     assert process.returncode == 130
     assert not list((run / "checkpoints").glob("step-*"))
 

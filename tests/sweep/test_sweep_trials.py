@@ -22,7 +22,7 @@ from phalanx.sweep.check import read_sweep
 from phalanx.sweep.process import TrialProcess, open_trial_log, read_trial_scores
 from phalanx.sweep.runner import lock_sweep
 from phalanx.sweep.state import Trial, create_sweep
-from small_runs import read_result, small_run, start_phalanx
+from small_runs import interrupt_twice, read_result, small_run, start_phalanx
 from small_sweeps import write_sweep
 
 STOPPED = 75
@@ -181,10 +181,7 @@ def test_a_second_ctrl_c_leaves_at_once_and_takes_the_training_with_it(digits, t
     while not (folder / "trial-000" / "log.txt").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(1.0)
-    for _ in range(2):
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.4)
-    process.communicate(timeout=10)
+    interrupt_twice(process)
     assert process.returncode == 130
     trial = Trial(number=0, values={})
     assert open_trial_log(folder, trial, lambda: time.monotonic() > deadline) is not None, (
