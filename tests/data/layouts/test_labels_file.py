@@ -104,6 +104,21 @@ def test_a_table_in_no_utf8_and_one_that_names_a_missing_image_are_refused(tmp_p
         open_table(tmp_path)
 
 
+@pytest.mark.parametrize("hidden", [".0.jpg", "__MACOSX/0.jpg", ".trash/0.jpg"])
+def test_a_row_that_names_a_hidden_image_is_told_so(tmp_path, hidden):
+    write_labels(tmp_path)
+    (tmp_path / "images" / hidden).parent.mkdir(exist_ok=True)
+    (tmp_path / "images/0.jpg").rename(tmp_path / "images" / hidden)
+    text = (tmp_path / "labels.csv").read_text(encoding="utf-8-sig")
+    (tmp_path / "labels.csv").write_text(text.replace("images/0.jpg", f"images/{hidden}"))
+    told = rf"images/{hidden}: listed in labels.csv, but hidden files are not read"
+    with pytest.raises(DataError, match=told):
+        open_table(tmp_path)
+    (tmp_path / "images" / hidden).unlink()
+    with pytest.raises(DataError, match="but there is no such file"):
+        open_table(tmp_path)
+
+
 def test_images_that_no_row_names_are_counted(tmp_path):
     write_labels(tmp_path, splits=("train", "test"))
     write_image(tmp_path / "images/odd.png")

@@ -83,7 +83,7 @@ class _FoundFiles:
 def list_folders(folder: Path) -> list[str]:
     """The names of the folders in a folder, without hidden ones."""
     with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if not _is_hidden(e.name) and _is_folder(e))
+        return sorted(e.name for e in entries if not is_hidden(e.name) and _is_folder(e))
 
 
 def list_images(folder: Path, *, rule: int = NEWEST_RULE) -> _FoundFiles:
@@ -108,7 +108,7 @@ def list_broken_links(folder: Path) -> list[str]:
     """The broken links in a folder, except those with the name of an image."""
     suffixes = find_image_suffixes()
     with os.scandir(folder) as entries:
-        links = [e.name for e in entries if e.is_symlink() and not _is_hidden(e.name)]
+        links = [e.name for e in entries if e.is_symlink() and not is_hidden(e.name)]
     named = (name for name in links if not name.lower().endswith(suffixes))
     return sorted(name for name in named if not os.path.exists(folder / name))
 
@@ -122,7 +122,7 @@ def _iterate_loose_images(folder: Path, rule: int) -> Iterator[str]:
     suffixes = find_image_suffixes(rule)
     with os.scandir(folder) as entries:
         for entry in entries:
-            is_image = entry.name.lower().endswith(suffixes) and not _is_hidden(entry.name)
+            is_image = entry.name.lower().endswith(suffixes) and not is_hidden(entry.name)
             if is_image and not _is_folder(entry):
                 yield entry.name
 
@@ -144,7 +144,7 @@ def _walk(root: Path, folders: list[str], *, deep: bool) -> Iterator[str]:
     while waiting:
         below = waiting.pop()
         with os.scandir(root / below) as entries:
-            seen = [entry for entry in entries if not _is_hidden(entry.name)]
+            seen = [entry for entry in entries if not is_hidden(entry.name)]
         inner = [entry for entry in seen if _is_folder(entry)]
         yield from (f"{below}{entry.name}" for entry in seen if not _is_folder(entry))
         for entry in inner if deep else ():
@@ -162,7 +162,8 @@ def _leads_back(link: os.DirEntry[str], folder: Path) -> bool:
     return any(part.resolve().is_relative_to(target) for part in (folder, *folder.parents))
 
 
-def _is_hidden(name: str) -> bool:
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of that name is skipped."""
     return name.startswith(".") or name in _OTHER_SYSTEMS
 
 

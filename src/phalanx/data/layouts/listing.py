@@ -1,6 +1,7 @@
 """The images of a split with their classes, from folders, file names or a table."""
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from phalanx.data.layouts.image_files import (
     describe_ignored,
     describe_reason,
     find_image_suffixes,
+    is_hidden,
     list_broken_links,
     list_folders,
     list_images,
@@ -154,9 +156,9 @@ def list_by_table(
         elif not path.lower().endswith(suffixes) and (root / path).is_file():
             found.ignored[f"in {table.name}, {PurePosixPath(path).suffix or 'no suffix'}"] += 1
         else:
-            found.findings.append(
-                f"{root / path}: listed in {table.name}, but there is no such file"
-            )
+            is_skipped = os.path.lexists(root / path) and any(map(is_hidden, path.split("/")))
+            why = "hidden files are not read" if is_skipped else "there is no such file"
+            found.findings.append(f"{root / path}: listed in {table.name}, but {why}")
     found.ignored = +found.ignored
     found.images = {name: found.images[name] for name in classes if name in found.images}
     return found
