@@ -125,6 +125,26 @@ def test_what_is_ignored_is_counted_by_reason_everywhere(tmp_path, capsys):
     assert f"data: {line}" in (run / "log.txt").read_text()
 
 
+@pytest.mark.parametrize("places", [[""], ["", "train", "val"]])
+def test_what_is_put_beside_class_folders_later_is_counted(tmp_path, capsys, places):
+    root = tmp_path / "data"
+    for split in places[1:] or places:
+        write_classes(root / split, 4)
+
+    def list_ignored():
+        (found,) = run_json(capsys, "data", "list", root)
+        return found["ignored"]
+
+    assert list_ignored() == {}
+    for count, place in enumerate(places, 1):
+        write_image(root / place / "loose.jpg")
+        assert list_ignored() == {"outside class folders": count}
+    (root / places[-1] / "loose.jpg").rename(root / places[-1] / "cat/new.jpg")
+    (root / "fish").symlink_to("nowhere")
+    rest = {"outside class folders": len(places) - 1, "broken link fish": 1}
+    assert list_ignored() == {why: count for why, count in rest.items() if count}
+
+
 def test_a_flat_folder_is_training_data_for_every_command(tmp_path, capsys):
     root = write_classes(tmp_path / "data", 4)
     assert main(["data", "verify", str(root), "--workers", "1"]) == 0

@@ -1,6 +1,7 @@
 """Folders of image files, whose class is in the folder name, the file name or a table."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,7 @@ from phalanx.data.layouts.listing import (
     DEFAULT_LAYOUT,
     LayoutOptions,
     Listing,
+    count_outside_class_folders,
     list_by_folder,
     list_by_prefix,
     list_by_table,
@@ -186,13 +188,18 @@ def _plan_by_folder(
 ) -> _SplitPlan:
     annotations = find_annotations(found.valid) if folder == found.valid else None
     classes = _read_classes(found.train) if found.train else tuple(list_folders(folder))
-    relative = folder.relative_to(root).as_posix()
+    marks: Snapshot = [[folder.relative_to(root).as_posix(), *classes]]
+    outside = count_outside_class_folders(root, folder) if layout.rule > 1 else Counter[str]()
+    if outside:  # adding a file there changes the time of no class folder
+        marks.append(["outside", *(f"{count} {why}" for why, count in sorted(outside.items()))])
     plan = _SplitPlan(
         root=root,
         folder=folder,
         key=key,
-        marks=[[relative, *classes]],
-        make_listing=partial(list_by_folder, root, folder, classes, rule=layout.rule),
+        marks=marks,
+        make_listing=partial(
+            list_by_folder, root, folder, classes, outside=outside, rule=layout.rule
+        ),
         rule=layout.rule,
     )
     if annotations is None or layout.rule == 1:

@@ -66,11 +66,30 @@ def relative_prefix(root: Path, folder: Path) -> str:
     return "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
 
 
+def count_outside_class_folders(root: Path, folder: Path) -> Ignored:
+    """The images and broken links beside the class folders of a split, by reason."""
+    # those next to the split folders are counted once, with those of training
+    places = {folder, root} if folder.name.lower() in TRAIN_NAMES else {folder}
+    ignored = Counter({_NO_CLASS_FOLDER: sum(map(count_loose_images, places))})
+    for place in places:  # a link's folder would be a class there
+        start = relative_prefix(root, place)
+        ignored.update(f"broken link {start}{name}" for name in list_broken_links(place))
+    return +ignored
+
+
 def list_by_folder(
-    root: Path, folder: Path, classes: tuple[str, ...], *, rule: int = NEWEST_RULE
+    root: Path,
+    folder: Path,
+    classes: tuple[str, ...],
+    *,
+    outside: Ignored,
+    rule: int = NEWEST_RULE,
 ) -> Listing:
-    """Images in class folders; findings for folders of unknown classes and empty ones."""
-    found, prefix = Listing(classes=classes), relative_prefix(root, folder)
+    """Images in class folders; findings for folders of unknown classes and empty ones.
+
+    outside: what is ignored beside the class folders.
+    """
+    found, prefix = Listing(classes=classes, ignored=+outside), relative_prefix(root, folder)
     for name in list_folders(folder):
         files = list_images(folder / name, rule=rule)
         found.ignored += files.ignored
@@ -87,15 +106,6 @@ def list_by_folder(
             found.images[name] = [f"{prefix}{name}/{file}" for file in files.images]
     if not found.images and not found.findings:
         found.findings.append(f"{folder}: has no class folders")
-    # images next to the split folders are counted once, with those of training
-    places = {folder, root} if folder.name.lower() in TRAIN_NAMES else {folder}
-    if rule > 1:
-        found.ignored[_NO_CLASS_FOLDER] += sum(map(count_loose_images, places))
-        for place in places:  # its folder would be a class there
-            start = relative_prefix(root, place)
-            links = (f"broken link {start}{name}" for name in list_broken_links(place))
-            found.ignored.update(links)
-    found.ignored = +found.ignored
     return found
 
 
