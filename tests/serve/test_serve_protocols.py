@@ -155,6 +155,16 @@ def test_tensorflow_predict_takes_rows_columns_pixels_and_files(server: RunningS
     from_pixels = server.ask(PREDICT, {"instances": [pixels.tolist()]}).json["predictions"]
     wanted = direct(normalised.transpose(2, 0, 1)[None].astype(np.float32))[0]
     assert np.allclose(from_pixels, wanted, atol=1e-4)
+    as_floats = {"instances": [pixels.astype(float).tolist()]}
+    assert server.ask(PREDICT, as_floats).json["predictions"] == from_pixels
+
+
+def test_tensorflow_predict_takes_dark_pixels(server: RunningServer, direct):
+    dark = np.random.default_rng(0).integers(0, 2, (SIZE, SIZE, 3), np.uint8)
+    normalised = (dark / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+    rows = server.ask(PREDICT, {"instances": [dark.tolist()]}).json["predictions"]
+    wanted = direct(normalised.transpose(2, 0, 1)[None].astype(np.float32))[0]
+    assert np.allclose(rows, wanted, atol=1e-4)
 
 
 # --- Open Inference Protocol, by a client that nobody here wrote ---

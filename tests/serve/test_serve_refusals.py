@@ -113,6 +113,10 @@ BAD = {
         PREDICT, {"instances": [np.full((SIZE, SIZE, 3), 256).tolist()]}, {}, 400,
         "must be from 0 to 255",
     ),
+    "scaled pixels": (
+        PREDICT, {"instances": [np.full((SIZE, SIZE, 3), 0.5).tolist()]}, {}, 400,
+        "these are fractions from 0 to 1; multiply them by 255",
+    ),
     "large numbers": (
         PREDICT, {"instances": np.full((1, 3, SIZE, SIZE), -1e300).tolist()}, {}, 400,
         "instances: -1e+300 is too large for float32",

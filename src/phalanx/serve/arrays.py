@@ -56,4 +56,11 @@ def to_bytes(flat: list[Any], what: str) -> NDArray[np.uint8]:
             f"{what}: pixels must be from 0 to 255, these go from {values.min():g} to "
             f"{values.max():g}",
         )
-    return np.rint(values).astype(np.uint8)
+    pixels = np.rint(values)
+    if values.size and values.max() <= 1 and (pixels != values).any():
+        raise ApiError(
+            400,
+            f"{what}: pixels must be from 0 to 255, these are fractions from 0 to 1; multiply them "
+            "by 255, or send whole numbers if they are that dark",
+        )
+    return pixels.astype(np.uint8)
