@@ -35,6 +35,38 @@ def test_a_tracker_that_is_not_installed_is_told_before_anything_runs(
     assert not run.exists()
 
 
+@pytest.mark.parametrize("command", ["train", "track"])
+def test_an_unknown_wandb_mode_is_told_before_anything_runs(
+    command, run, digits, tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "banana")
+    new = tmp_path / "new"
+    words = small_run(digits, new) if command == "train" else ["track", str(run.path)]
+    assert main([*words, "--wandb"]) == 2
+    told = (
+        "WANDB_MODE=banana: expected online, offline or disabled; change it, or give --wandb-mode"
+    )
+    assert told in capsys.readouterr().err
+    assert not new.exists() and not (run.path / "trackers").exists()
+
+
+def test_an_option_takes_precedence_over_the_mode_of_wandb_s_environment(run, monkeypatch, capsys):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "banana")
+    assert main(["track", str(run.path), "--wandb", "--wandb-mode", "offline"]) == 0
+    assert capsys.readouterr().out.startswith("wandb: recorded offline; upload it with: ")
+
+
+def test_a_reason_of_several_lines_is_told_in_one(run, monkeypatch, capsys):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "banana")
+    main(["track", str(run.path), "--wandb", "--wandb-mode", "offline"])
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("wandb: 1 validation error for Settings silent Input should be a valid")
+    assert first.endswith(LATER)
+
+
 def test_a_password_is_not_stored(digits, tmp_path, capsys):
     words = small_run(digits, tmp_path / "run", mlflow_uri="http://me:secret@host:5000")
     assert main([*words, "--mlflow"]) == 2

@@ -35,7 +35,7 @@ from phalanx.report.folder import RunFolder, create_run, name_run_folder, open_r
 from phalanx.report.records import describe_missing_rows, find_changed_record
 from phalanx.report.report_page import write_report
 from phalanx.report.summary import Summary, read_summary
-from phalanx.trackers.choice import refuse_missing_trackers
+from phalanx.trackers.choice import check_run_trackers
 
 _WEIGHTS_OF_RUN = tuple(f"{folder}{WEIGHTS}" for folder in ("", "best/", "checkpoints/best/"))
 _RESUME_ORIGIN = "flag at resume"
@@ -141,7 +141,7 @@ def write_run(
 ) -> RunFolder:
     """Create the run folder with everything that is known before training."""
     refuse_missing_devices(plan.device, plan.layout.ranks)
-    refuse_missing_trackers(settings.config)
+    check_run_trackers(settings.config)
     facts = {
         "name": settings.name,
         "command": line,
@@ -210,7 +210,7 @@ def prepare_resume(
     plan = make_plan(settings.config, dataset.counts, machine)
     plan = replace(plan, warnings=(*settings.notes, *plan.warnings))
     refuse_missing_devices(plan.device, plan.layout.ranks)
-    refuse_missing_trackers(settings.config)
+    check_run_trackers(settings.config)
     if start is None or start.use == "fork":  # not trained yet: earlier notes still apply
         notes = dict.fromkeys((*facts.get("notes", ()), *plan.warnings))
         plan = replace(plan, warnings=tuple(notes))

@@ -27,7 +27,7 @@ def _run(args: ParsedArgs) -> None:
     from phalanx.assemble.prepare import read_stored_options
     from phalanx.config.read import read_stored_settings
     from phalanx.report.folder import open_run
-    from phalanx.trackers.choice import choose_trackers, refuse_missing
+    from phalanx.trackers.choice import check_trackers, choose_trackers
     from phalanx.trackers.processes import Trackers
     from phalanx.trackers.tracker import END
 
@@ -39,7 +39,7 @@ def _run(args: ParsedArgs) -> None:
     named = {name: options for name, options in chosen.items() if name in args.flags} or chosen
     if not chosen:
         raise ConfigError("name a tracker: --tensorboard, --wandb or --mlflow")
-    refuse_missing(named)  # others that the run once had are not needed
+    check_trackers(named)  # others that the run once had are not needed
     with run.lock():
         trackers = Trackers()
         has_started = trackers.start(run, named, print)

@@ -1,6 +1,7 @@
-"""Which trackers a run uses, and whether they are installed."""
+"""Which trackers a run uses, and whether they can be used."""
 
-from collections.abc import Iterable
+import os
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,6 +14,7 @@ _MODULES = {  # by option, the modules that a tracker needs besides Phalanx
     "wandb": "wandb",
     "mlflow": "mlflow",
 }
+_WANDB_MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")
 
 
 def choose_trackers(config: Config) -> dict[str, dict[str, Any]]:
@@ -26,19 +28,25 @@ def choose_trackers(config: Config) -> dict[str, dict[str, Any]]:
     }
 
 
-def refuse_missing_trackers(config: Config) -> None:
-    """Raise if a chosen tracker is not installed, with the command that installs it."""
+def check_run_trackers(config: Config) -> None:
+    """Raise if a tracker of a run cannot be used on this machine."""
     if is_first_rank():  # other ranks have no trackers
-        refuse_missing(choose_trackers(config))
+        check_trackers(choose_trackers(config))
 
 
-def refuse_missing(trackers: Iterable[str]) -> None:
-    """The same for these trackers only."""
-    for tracker in trackers:
+def check_trackers(chosen: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise if a tracker is not installed, or the environment asks for an unknown mode of it."""
+    for tracker, options in chosen.items():
         module = _MODULES[tracker]
         spec = find_spec(module) if module else None
         # without an origin it is only a folder of that name, such as wandb leaves behind
         if module and (spec is None or spec.origin is None):
             raise ConfigError(
                 f"--{tracker}: {tracker} is not installed; pip install 'phalanx[{tracker}]'"
+            )
+        mode = os.environ.get("WANDB_MODE")
+        if mode and mode not in _WANDB_MODES and options.get("wandb-mode") == "auto":
+            raise ConfigError(
+                f"WANDB_MODE={mode}: expected online, offline or disabled; change it, or give "
+                "--wandb-mode"
             )

@@ -68,6 +68,7 @@ class WeightsAndBiases:
     def _init(self, facts: RunFacts, state: TrackerState, mode: str) -> Any:
         # wandb's own error reporting is off unless it is asked for
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        os.environ["WANDB_MODE"] = mode  # which wandb reads, too, whatever it is given
         import wandb
 
         options = self._options

@@ -85,7 +85,7 @@ class _TrackedRun:
             traceback.print_exc()
             if not self._has_failed:
                 self._has_failed = True
-                reason = (str(failure).strip() or type(failure).__name__).splitlines()[0]
+                reason = " ".join(str(failure).split()) or type(failure).__name__
                 text = reason if len(reason) <= _REASON_SHOWN else f"{reason[:_REASON_SHOWN]}..."
                 self._print_note(
                     f"{text}; the run is not affected, and what is missing is sent later"
