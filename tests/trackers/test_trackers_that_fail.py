@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def test_a_tracker_that_is_not_installed_is_told_before_anything_runs(
     tracker, digits, tmp_path, monkeypatch, capsys
 ):
     (tmp_path / tracker).mkdir()  # as wandb leaves it behind; it is no package
+    import_module("phalanx.assemble.train")  # with packages that are not found below
     here = [path for path in sys.path if not (Path(path) / tracker / "__init__.py").exists()]
     monkeypatch.setattr(sys, "path", [str(tmp_path), *here])
     monkeypatch.delitem(sys.modules, tracker, raising=False)
