@@ -135,6 +135,26 @@ def test_a_run_that_diverges_leaves_its_last_steps_and_images(diverged):
     assert (diverged / box["checkpoint"]).name == f"step-{bad - 1:08d}"
 
 
+def test_a_run_that_diverges_has_a_report_that_says_so(diverged):
+    lines = (diverged / "log.txt").read_text().splitlines()
+    assert lines[-1].endswith(f"  report: {diverged / 'report.html'}")
+    page = (diverged / "report.html").read_text()
+    why = box_of(diverged)["why"].removeprefix("DivergedError: ").partition(",")[0]
+    assert f"<b>The run failed:</b> {why}" in page
+
+
+def test_a_report_that_cannot_be_written_does_not_hide_the_failure(digits, tmp_path, capsys):
+    run = tmp_path / "run"
+    words = small_run(digits, run, lr=1e30, epochs=20, ckpts_per_epoch=6)
+    assert main(words) == DIVERGED
+    (run / "report.html").unlink()
+    (run / "report.html").mkdir()
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run)]) == DIVERGED
+    out, error = capsys.readouterr()
+    assert "report: " not in out and box_of(run)["why"].partition(": ")[2] in error
+
+
 def test_only_the_last_steps_up_to_the_first_unsound_one_are_kept(tmp_path):
     records = Records(tmp_path)
     rows = [
@@ -271,7 +291,9 @@ def test_an_exception_leaves_a_black_box_that_a_mended_resume_takes_away(snow):
     assert (box["unsound"], box["why"]) == (False, "ValueError: snow blindness")
     assert [line["step"] for line in lines] == list(range(1, box["step"]))
     assert "train[17]" in {image["name"] for image in box["images"]}
-    mended = PLUGIN.replace('raise ValueError("snow blindness")', "return x")
+    assert "<b>The run failed:</b> snow blindness" in (run / "report.html").read_text()
+    page = "__import__('pathlib').Path('broken/report.html')"
+    mended = PLUGIN.replace('raise ValueError("snow blindness")', f"assert not {page}.exists()")
     (snow / "snow.py").write_text(mended)
     done = run_phalanx("train", "--resume", "broken", "--plugin", "snow", cwd=snow)
     (snow / "snow.py").write_text(PLUGIN)

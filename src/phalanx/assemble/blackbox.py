@@ -1,7 +1,7 @@
 """blackbox.json: the last steps of a run that failed, and where a replay of them starts.
 
 It is made when a run fails, from records that are written anyway; a step that succeeds costs
-nothing.
+nothing. So is the report of such a run.
 """
 
 from collections import deque
@@ -20,6 +20,7 @@ from phalanx.errors import ConfigError, Stopped, UserError
 from phalanx.plan.plan import Plan
 from phalanx.report.folder import RunFolder, format_json, read_json_object
 from phalanx.report.records import Records, read_metrics
+from phalanx.report.report_page import write_report
 from phalanx.report.terminal import escape_name
 from phalanx.units import format_plural, format_some
 
@@ -99,6 +100,7 @@ class BlackBox:
     session: "Session"
     records: Records
     probe: "Probe | None"  # observes every module in every step, with --fp-exceptions
+    print_line: Callable[[str], None]
     cause: dict[str, Any] | None = None  # of the step that was diagnosed
 
     def diagnose(self, metrics: "StepMetrics") -> str:
@@ -129,7 +131,9 @@ class BlackBox:
         read_metrics: "Callable[[], list[StepMetrics]]",
         write_metrics: "Callable[[int, list[StepMetrics]], None]",
     ) -> Iterator[None]:
-        """Context that writes blackbox.json if it fails; that of an earlier failure is removed.
+        """Context that writes blackbox.json and the report if it fails.
+
+        Those of an earlier failure are removed.
 
         read_metrics: returns the metrics of steps that were not read yet. write_metrics: adds the
         metrics of consecutive steps to the records.
@@ -137,6 +141,8 @@ class BlackBox:
         if not self.session.rank_context.is_first_rank:
             yield
             return
+        if (self.prepared.run.path / _BLACKBOX).exists():
+            remove_quietly(self.prepared.run.report)  # it says that the run has failed
         remove_quietly(self.prepared.run.path / _BLACKBOX)
         began_at = self.session.state.step
         try:
@@ -151,7 +157,15 @@ class BlackBox:
                     write_metrics(known[-1]["step"] + 1 if known else began_at + 1, read_metrics())
                 self.records.flush()
                 self._write(failure, began_at)
+            self._write_report()
             raise
+
+    def _write_report(self) -> None:
+        """Write the report of a run that failed after its first step, if that can be done."""
+        run = self.prepared.run
+        with suppress(Exception):  # whatever it is, the run's own failure is the one to report
+            if run.has_steps:
+                self.print_line(f"report: {write_report(run)}")
 
     def _write(self, failure: Exception, began_at: int) -> None:
         run, plan, settings = self.prepared.run, self.prepared.plan, self.prepared.settings

@@ -184,7 +184,7 @@ def open_training(
         records=records,
         console=console,
         saver=saver,
-        black_box=BlackBox(prepared, session, records, probe),
+        black_box=BlackBox(prepared, session, records, probe, console.print),
         stop=StopRequest(),
         watchdog=build_watchdog(context, prepared, lambda: session.state.step),
         profiler=profiler,
