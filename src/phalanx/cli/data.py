@@ -11,8 +11,10 @@ from phalanx.cli.progress import REWRITE_S, ProgressLine
 from phalanx.config.read import Settings
 from phalanx.disk import expand_home
 from phalanx.errors import ConfigError, DataError
-from phalanx.report.terminal import drawing_stream
-from phalanx.units import format_bytes, format_plural
+from phalanx.report.terminal import drawing_stream, escape_name
+from phalanx.units import format_bytes, format_plural, format_some
+
+_NAMES_SHOWN = 40  # of classes
 
 if TYPE_CHECKING:
     from phalanx.data.convert.source_splits import SourceOptions
@@ -209,7 +211,7 @@ def _show_batch(args: ParsedArgs) -> None:
     settings = _find_settings(args)
     from phalanx.assemble.dataset_summary import build_input_spec, plan_run
     from phalanx.data.loading.loader import Loader
-    from phalanx.report.contact_sheet import write_contact_sheet
+    from phalanx.report.contact_sheet import find_font, write_contact_sheet
 
     plan, dataset = plan_run(settings)
     step = args.read_int("--step", 1, plan.total_steps, noun="a step")
@@ -220,15 +222,22 @@ def _show_batch(args: ParsedArgs) -> None:
         )
     with Loader(build_input_spec(settings.config, plan), workers=0, max_bad=plan.max_bad) as loader:
         (batch,) = next(loader.steps_from(step - 1, step, micro_batch=plan.global_batch))
+    names = {int(label): dataset.classes[label] for label in sorted({*batch.labels.tolist()})}
+    is_drawable = find_font("".join(names.values())) is not None
     captions = [
-        f"#{index} {dataset.classes[label]}"
-        for label, index in zip(batch.labels, batch.indices, strict=True)
+        f"#{index} {names[label] if is_drawable else f'class {label}'}"
+        for label, index in zip(batch.labels.tolist(), batch.indices, strict=True)
     ]
     images = format_plural(len(captions), "image")
     title = f"{settings.name}: step {step:,} of {plan.total_steps:,}, {images}"
     out = Path(args["--out"])
     write_contact_sheet(out, batch.pixels, captions, title=title)
     print(f"{out}: step {step:,}, {images}")
+    if not is_drawable:
+        legend = format_some(
+            [f"class {label}: {name}" for label, name in names.items()], _NAMES_SHOWN
+        )
+        print(f"no installed font has all letters of the class names; {escape_name(legend)}")
 
 
 def _find_settings(args: ParsedArgs) -> Settings:
