@@ -162,6 +162,25 @@ def test_a_run_without_validation_images_is_checked_on_training_images(tmp_path)
     assert checked.source == "1 image that comes with Phalanx (its data is not on this machine)"
 
 
+def test_a_run_whose_validation_images_are_gone_is_checked_on_training_images(tmp_path):
+    for split, images in (("train", 6), ("val", 2)):
+        for place in range(images):
+            image = tmp_path / "data" / split / "ab"[place % 2] / f"{place}.png"
+            image.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (20, 30), (40 * place, 90, 0)).save(image)
+    run, options = tmp_path / "run", {"model": "resnet8", "image_size": 16, "batch_size": 2}
+    options |= {"data": "folder", "data_dir": tmp_path / "data", "workers": 0}
+    phalanx.train(run_dir=run, steps=1, **options)
+    out = {"format": "safetensors", "out": tmp_path / "w.safetensors"}
+    (tmp_path / "data/val").rename(tmp_path / "val")
+    for given in ({}, {"data_dir": tmp_path / "data"}):
+        checked = phalanx.export(run, **out, **given).checked
+        assert checked.source == "6 training images of its data (folder)"
+    (tmp_path / "data/train").rename(tmp_path / "train")
+    checked = phalanx.export(run, check_images=7, **out).checked
+    assert checked.source == "7 images that come with Phalanx (its data cannot be read any more)"
+
+
 def test_a_run_on_class_folders_alone_is_checked_on_their_images(tmp_path):
     for place in range(6):
         image = tmp_path / "data" / "ab"[place % 2] / f"{place}.png"

@@ -16,6 +16,7 @@ from phalanx.data.formats.decode import BadImage
 from phalanx.data.loading.image_inputs import NamedImage
 from phalanx.data.loading.reader import open_image
 from phalanx.data.transforms.transform import build_transform
+from phalanx.disk import expand_home
 from phalanx.errors import DataError
 from phalanx.units import format_plural
 
@@ -36,24 +37,27 @@ def choose_check_images(
 ) -> CheckImages:
     """The given images, else some of the run's data, else those that come with Phalanx.
 
-    Of the data, validation images; training images where the run had no others.
+    Of the data, validation images; training images where there are no others.
     needs_data: the data was named, so that it is a mistake if it cannot be read.
     """
     if given is not None:
         return _read_given(session, given[:count])
     if session.config.data.data in _GENERATED_DATA:
         return _read_embedded(session, count, "its data is noise")
-    try:
-        if session.plan.valid_images > 0:
-            return _read_validation(session, count)
-        if needs_data:  # the folder may contain validation images even so
-            with suppress(DataError):
-                return _read_validation(session, count)
-        return _read_training(session, count)
-    except DataError:
-        if needs_data:
-            raise
-        return _read_embedded(session, count, "its data is not on this machine")
+    # named data may hold validation images although the run had none
+    is_scored = needs_data or session.plan.valid_images > 0
+    problems: list[DataError] = []
+    for read_split in (_read_validation, _read_training)[not is_scored :]:
+        try:
+            return read_split(session, count)
+        except DataError as problem:
+            problems.append(problem)
+    if needs_data:
+        raise problems[0]
+    folder = session.config.data.data_dir
+    is_there = folder is not None and expand_home(folder).exists()
+    why = "its data cannot be read any more" if is_there else "its data is not on this machine"
+    return _read_embedded(session, count, why)
 
 
 def _read_given(session: Session, images: Sequence[NamedImage]) -> CheckImages:
