@@ -2,9 +2,11 @@
 
 import os
 import random
+import shlex
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from importlib import import_module
@@ -411,6 +413,19 @@ def test_ranks_of_a_new_run_that_were_given_different_options_are_refused(digits
     other = [*words, "--lr=0.5", "--workers=0", f"--run-dir={tmp_path / 'other'}"]
     told = start_two([*words, "--lr=0.1"], other)
     assert f"rank 1 on {host} has different options from rank 0 on {host}: --lr; all" in told
+    assert not run.exists()
+
+
+def test_a_run_that_torchrun_ends_because_of_different_options_leaves_no_folder(digits, tmp_path):
+    run, script = tmp_path / "run", tmp_path / "train.sh"
+    words = [*ranked_run(digits, run, launched=True, epochs=1), "--rank-timeout=30"]
+    command = shlex.join([sys.executable, "-m", "phalanx", *words])
+    script.write_text(f"#!/bin/sh\nexec {command} --lr 0.$((RANK + 1))\n")
+    script.chmod(0o755)
+    torchrun = [*TORCHRUN, "2", "--no-python", str(script)]
+    done = subprocess.run(torchrun, capture_output=True, text=True, timeout=100)
+    told = [line for line in done.stderr.splitlines() if line.startswith("phalanx")]
+    assert len(told) == 1 and "has different options from rank 0" in told[0], done.stderr
     assert not run.exists()
 
 

@@ -213,9 +213,26 @@ def train_as_rank(
 
     plan, timeout = prepared.plan, prepared.config.machine.rank_timeout
     joined = join_ranks(world, store, plan, timeout, lambda: find_resume_command(world, prepared))
-    with discard_on(NetworkError, FailedElsewhere, prepared=prepared), joined as ranks:
+    discards = discard_on(NetworkError, FailedElsewhere, prepared=prepared)
+    with discards, _explain_interruption(store, prepared), joined as ranks:
         fit = choose_fit(prepared.config)
         return train(prepared, stream=stream, ranks=ranks, fit=fit) is not None
+
+
+@contextmanager
+def _explain_interruption(store: "Store", prepared: PreparedRun) -> Iterator[None]:
+    """Context of an unstarted run whose interruption may be due to a rank that failed.
+
+    torchrun ends all other ranks then, perhaps before they notice the failure themselves.
+    """
+    from phalanx.parallel.ranks import has_failure
+
+    try:
+        yield
+    except Interrupted as stop:
+        if not prepared.run.has_steps and has_failure(store):
+            raise FailedElsewhere from stop
+        raise
 
 
 def find_resume_command(world: World, prepared: PreparedRun) -> str:

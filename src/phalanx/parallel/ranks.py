@@ -240,6 +240,13 @@ def find_failure(world: World, store: Store) -> int | None:
     return None
 
 
+def has_failure(store: Store) -> bool:
+    """Whether a rank has reported a failure."""
+    with suppress(dist.DistError, RuntimeError):
+        return bool(store.check([_FAILED]))
+    return False
+
+
 def leave_store(world: World, store: Store) -> None:
     """Leave after a failure; rank 0, with which the store ends, waits until all others know."""
     with suppress(dist.DistError, RuntimeError):
