@@ -250,6 +250,54 @@ def test_what_a_condition_sets_is_not_known_behind_it(text, expected):
     assert all(line.environment.get("A") in (None, expected[1][:1]) for line in found)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    ["((A++))", "(( A += 4 ))", "((--A))", "((B = 1, A <<= 2))", "((A++)) || true", "let A++",
+     'let "A = A * 2"', "read A", "IFS=, read -r -p 'how many? ' B A <<< $x", "mapfile -t A < file",
+     "if ((A++ > 3)); then B=1; fi", "while read A; do B=1; done < file", "unset A",
+     "printf -v A %d 7"],
+)  # fmt: skip
+def test_what_a_command_of_the_shell_changes_is_no_longer_known(changes):
+    found = read_text_lines(f"export A=4\n{changes}\npython a.py --a $A")[-1]
+    assert (found.words, found.environment.get("A")) == (("python", "a.py", "--a", "$A"), None)
+
+
+@pytest.mark.parametrize(
+    "keeps", ["((A == 3))", "(( B = A < 3 ))", "let B=A", "read B", "(read A)", "echo read A"]
+)
+def test_what_a_command_of_the_shell_only_reads_stays_known(keeps):
+    found = read_text_lines(f"A=4\n{keeps}\npython a.py --a $A")[-1]
+    assert found.words == ("python", "a.py", "--a", "4")
+
+
+@pytest.mark.parametrize(
+    ("leaves", "expected"),
+    [
+        ("break", "1 1"),
+        ("[ x ] && break", "1 2 3 $s"),
+        ("if x; then break; fi", "1 2 3 $s"),
+        ("for t in 4 5; do break 2; done", "1 1"),
+        ("for t in 4 5; do break; done", "1 2 3 3"),
+        ("for t in 4 5; do if x; then break 2; fi; done", "1 2 3 $s"),
+        ("while x; do break; done", "1 2 3 3"),
+    ],
+)
+def test_a_loop_may_be_left_before_its_last_value(leaves, expected):
+    text = f"for s in 1 2 3; do python a.py --seed $s; {leaves}; done\npython a.py --seed $s"
+    found = [line[-1] for line in words(text) if "a.py" in line]
+    assert " ".join(found) == expected
+
+
+@pytest.mark.parametrize("end", ["\n", " "])
+def test_a_pattern_of_a_case_may_be_in_brackets(end):
+    branches = ["case $1 in", "(a) A=2 ;;", "(b|c) (cd x; python a.py --a $A);;", "esac"]
+    found = words("A=1\n" + end.join(branches) + "\npython a.py --a ${A:-4}")
+    assert [line for line in found if len(line) > 1] == [
+        ["python", "a.py", "--a", "1"],
+        ["python", "a.py", "--a", "${A:-4}"],
+    ]
+
+
 def test_a_condition_leaves_nothing_in_the_environment():
     line = read_text_lines("export A=1 B=2\nif x; then A=3; fi\npython a.py")[-1]
     assert line.environment == {"B": "2"}

@@ -1,6 +1,7 @@
 """Loops of shell scripts: the values that they go through, and what they set."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _NUMBER = r"-?(?:0|[1-9]\d{0,5})"
@@ -21,6 +22,8 @@ class Loop:
     values: list[str]  # that are still to come
     is_known: bool  # whether they are all that it goes through
     begin: int  # where its commands begin
+    depth: int = 0  # conditions around it
+    may_break: bool = False  # before its last value
 
 
 def find_changed(text: str) -> set[str]:
@@ -34,7 +37,24 @@ def find_changed(text: str) -> set[str]:
     return set(_SET.findall(text[:end]))
 
 
-def list_loop_values(word: str) -> list[str]:
+def open_loop(words: Sequence[str], begin: int, depth: int) -> Loop:
+    """The loop that words begin, with the values that it goes through if they are known."""
+    if words[0] != "for" or words[2:3] != ["in"]:
+        return Loop("", [], False, begin)
+    values = [value for word in words[3:] for value in _list_loop_values(word)]
+    is_known = bool(values) and not any(set(value) & set("$`*?[{") for value in values)
+    return Loop(words[1], values if is_known else [], is_known, begin, depth)
+
+
+def leave_loop(loop: Loop, depth: int) -> None:
+    """Follow a `break` with that many conditions around it: the last round, or perhaps not."""
+    if depth > loop.depth:
+        loop.may_break = True
+    else:
+        loop.values.clear()
+
+
+def _list_loop_values(word: str) -> list[str]:
     """The values that a word of a `for` stands for: {1..3} and $(seq 1 3) are three."""
     found = _RANGE.fullmatch(word)
     if found is None:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from phalanx.errors import ConfigError
-from phalanx.port.shell_loops import MOST_ROUNDS, Loop, find_changed, list_loop_values
+from phalanx.port.shell_builtins import ARITHMETIC, find_set_variables
+from phalanx.port.shell_loops import MOST_ROUNDS, Loop, find_changed, leave_loop, open_loop
 from phalanx.port.shell_variables import ShellVariables
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
@@ -140,7 +141,7 @@ class _ShellReader:
             self.place = continued.end()
         elif here == "\\":
             self._add(self.text[self.place + 1 : self.place + 2], 2)
-        elif self._read_array(here):
+        elif self._read_array(here) or self._read_arithmetic(here):
             pass
         elif here in "'\"":
             self._read_quoted(here)
@@ -178,6 +179,14 @@ class _ShellReader:
             self.place += 1
         else:
             return False
+        return True
+
+    def _read_arithmetic(self, here: str) -> bool:
+        """Whether ((...)) stands here; then it is read as one word."""
+        found = ARITHMETIC.match(self.text, self.place) if here == "(" else None
+        if found is None or self.word is not None or self.words[:1] == ["for"]:
+            return False
+        self._add(found[0], len(found[0]))
         return True
 
     def _read_operator(self, here: str) -> bool:
@@ -240,7 +249,8 @@ class _ShellReader:
     def _is_subshell(self, here: str) -> bool:
         """Whether a bracket stands around commands: before one, or after one that has one."""
         if here == "(":
-            return self.word is None and not self.words
+            begins = self.word is None and not self.words
+            return begins and not self.variables.may_begin_pattern(self.text[: self.place])
         return here == ")" and self.variables.may_end_subshell(self.word)
 
     def _read_substitution(self) -> None:
@@ -333,6 +343,7 @@ class _ShellReader:
             # what runs a command is filled in where it is used, and not run again
             names = [n for n in self.exported if n in known and not _RUN_COMMAND.search(known[n])]
             self.commands.append((self.first_line, words, {n: known[n] for n in names}))
+            self.variables.lose(find_set_variables(words))
         self.variables.set_values(assigned)
         self.exported += [name for name in assigned if name not in self.exported]
 
@@ -349,7 +360,12 @@ class _ShellReader:
     def _follow_loop(self, words: Sequence[str]) -> bool:
         """Whether words begin or end a loop; each round of one over known values is read anew."""
         if words[0] in ("for", "while", "until", "select"):
-            self.loops.append(self._begin_loop(words))
+            self.loops.append(open_loop(words, self.place, self.variables.depth))
+        elif words[0] == "break" and self.loops:
+            levels = int(words[1][:3]) if words[1:] and words[1].isdecimal() else 1
+            for loop in self.loops[-levels:]:
+                leave_loop(loop, self.variables.depth)
+            return True
         elif words[0] != "done" or not self.loops:
             return False
         loop = self.loops[-1]
@@ -366,17 +382,11 @@ class _ShellReader:
             self.loops.pop()
             if not loop.is_known:
                 self.variables.end_loop()
+            elif loop.may_break:
+                self.variables.lose(find_changed(self.text[loop.begin :]) | {loop.name})
         else:
             self.variables.begin_loop(find_changed(self.text[self.place :]) | {loop.name})
         return words[0] in ("for", "done")  # what follows `while` may be an old command
-
-    def _begin_loop(self, words: Sequence[str]) -> Loop:
-        """The loop that words begin, with the values that it goes through if they are known."""
-        if words[0] != "for" or words[2:3] != ["in"]:
-            return Loop("", [], False, self.place)
-        values = [value for word in words[3:] for value in list_loop_values(word)]
-        is_known = bool(values) and not any(set(value) & set("$`*?[{") for value in values)
-        return Loop(words[1], values if is_known else [], is_known, self.place)
 
 
 def _write_exec_form(found: re.Match[str]) -> str:

@@ -41,6 +41,11 @@ class ShellVariables:
         self._conditions: list[_Branches] = []  # the innermost last
         self._subshells: list[tuple[int, _State]] = []  # `case`s around each, and before it
 
+    @property
+    def depth(self) -> int:
+        """The number of conditions around what is being read."""
+        return len(self._conditions)
+
     def set_values(self, values: Mapping[str, str]) -> None:
         """Take over what a command sets."""
         self.known |= values
@@ -77,6 +82,11 @@ class ShellVariables:
     def end_subshell(self) -> None:
         """Follow a bracket that closes around commands."""
         _, (self.known, self.unknown) = self._subshells.pop()
+
+    def may_begin_pattern(self, before: str) -> bool:
+        """Whether a bracket behind that text opens a pattern of a `case`, as in (a|b)."""
+        is_case = bool(self._conditions) and self._conditions[-1].end == "esac"
+        return is_case and before.rstrip().endswith((" in", ";;"))
 
     def _count_cases(self) -> int:
         return sum(condition.end == "esac" for condition in self._conditions)
@@ -120,7 +130,9 @@ class ShellVariables:
 
     def _read_pattern(self, words: list[str]) -> list[str]:
         """The words of a command without the pattern of a `case`, such as a|b)."""
-        if "(" in words[-1] or not all(word.endswith("|") for word in words[1:-1:2]):
+        if "(" in words[-1].removeprefix("(") or not all(
+            word.endswith("|") for word in words[1:-1:2]
+        ):
             return words
         self._begin_branch(self._conditions[-1])
         return []
