@@ -43,6 +43,19 @@ def test_predictions_and_accuracy_by_folders(server, photos, capsys):
     assert lines[6].startswith("accuracy    66.7% top-1 (95% interval 20.8% to 93.9%, n=3)")
 
 
+@pytest.mark.parametrize(
+    ("given", "accuracy"),
+    [("photos", (2, 3)), ("photos/cat", (2, 3)), ("photos/cat/2023", None)],
+)
+def test_folders_inside_a_class_folder_are_of_its_class(given, accuracy, server, photos, capsys):
+    (photos / "cat/2023/may").mkdir(parents=True)
+    (photos / "cat/1.png").rename(photos / "cat/2023/may/1.png")
+    (photos / "dog").rename(photos / "cat/dog")  # the innermost that is called like a class
+    assert main(["request", str(photos.parent / given), "--url", server.url, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["accuracy"]
+    assert (found and (round(found["top1"] * found["n"]), found["n"])) == accuracy
+
+
 def test_folders_that_are_no_classes_are_no_labels(server, photos, capsys):
     (photos / "cat").rename(photos / "holiday")
     (photos / "dog").rename(photos / "2024")

@@ -16,7 +16,7 @@ from phalanx.data.formats.decode import BadImage, EncodedImage, encode_png
 from phalanx.data.formats.image_file import ReadLimits, read_image_file
 from phalanx.data.formats.sources import Source
 from phalanx.data.layouts.labels_file import parse_labels
-from phalanx.data.loading.image_inputs import collect_images
+from phalanx.data.loading.image_inputs import NamedImage, collect_images
 from phalanx.data.loading.reader import open_image
 from phalanx.errors import DataError
 
@@ -25,14 +25,14 @@ from phalanx.errors import DataError
 class RequestImages:
     """Images that can be sent: their names, how to read their files, and known classes.
 
-    guessed: labels are names of folders, which may have nothing to do with classes. note: what a
-    person should know of them.
+    folders: the names of the folders that each image is in, the innermost first, which may have
+    nothing to do with classes. note: what a person should know of them.
     """
 
     names: Sequence[str]
     read_file: Callable[[int], bytes]  # raises BadImage
     labels: Sequence[str | None]
-    guessed: bool = False
+    folders: Sequence[Sequence[str]] = ()
     note: str = ""
 
     def __len__(self) -> int:
@@ -53,8 +53,8 @@ class RequestImages:
         known = set(classes)
         if not known:
             return self.labels
-        if self.guessed:
-            return [label if label in known else None for label in self.labels]
+        if self.folders:
+            return [next((n for n in names if n in known), None) for names in self.folders]
         for name, label in zip(self.names, self.labels, strict=True):
             if label is not None and label not in known:
                 raise DataError(
@@ -68,17 +68,31 @@ def collect_files(
     paths: Sequence[str], *, labels: Path | None, limits: ReadLimits
 ) -> RequestImages:
     """The images of files and folders; their classes are from a table or the folders' names."""
-    found = collect_images(list(paths))
+    found, folders = list[NamedImage](), list[list[str]]()
+    for path in paths:
+        images = collect_images(path)
+        found += images
+        folders += [_list_folders(Path(one.name), Path(path)) for one in images]
     files = [Path(one.name) for one in found]
+    classes: Sequence[str | None] = [names[0] for names in folders]
     if labels is not None:
-        classes = _read_labels(labels, files)
-    else:
-        classes = [file.absolute().parent.name for file in files]
+        classes, folders = _read_labels(labels, files), []
 
     def read_file(place: int) -> bytes:
         return read_image_file(files[place], str(files[place]), limits)
 
-    return RequestImages([one.name for one in found], read_file, classes, labels is None)
+    return RequestImages([one.name for one in found], read_file, classes, folders)
+
+
+def _list_folders(file: Path, given: Path) -> list[str]:
+    """The names of the folders of a file up to the given one, the innermost first.
+
+    >>> _list_folders(Path("x/cat/may/1.jpg"), Path("x/cat"))
+    ['may', 'cat']
+    """
+    inner, top = file.absolute().parent, given.absolute()
+    depth = len(inner.relative_to(top).parts) if inner.is_relative_to(top) else 0
+    return [folder.name for folder in (inner, *inner.parents)][: depth + 1]
 
 
 def _read_labels(table: Path, files: Sequence[Path]) -> list[str | None]:
