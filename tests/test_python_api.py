@@ -12,6 +12,8 @@ from PIL import Image
 
 import phalanx
 from phalanx.errors import CheckpointError, ConfigError, DataError
+from phalanx.report.predictions import read_predictions
+from small_photos import write_photos
 
 PAGE = Path(phalanx.__file__).parents[2] / "docs" / "python.md"
 
@@ -72,6 +74,18 @@ def test_predict_takes_one_path_a_folder_or_a_list(run, photos):
     assert bad.problem and not bad.guesses
     with pytest.raises(DataError, match=f"c.png: {bad.problem}"):
         bad.label  # noqa: B018
+
+
+def test_predict_answers_for_photographs_as_they_were_scored(tmp_path):
+    write_photos(tmp_path / "data", {"train": 2, "val": 4}, size=(800, 600))  # decoded in part
+    options = {"model": "resnet8", "image_size": 32, "batch_size": 4, "steps": 2, "workers": 0}
+    phalanx.train(
+        "folder-resnet18", data_dir=tmp_path / "data", run_dir=tmp_path / "run", **options
+    )
+    rows = read_predictions(tmp_path / "run")
+    files = [tmp_path / "data" / row.id for row in rows]
+    answers = phalanx.predict(tmp_path / "run", files, checkpoint="last")
+    assert [answer.probability for answer in answers] == [row.confidence for row in rows]
 
 
 def test_a_file_of_options_may_be_a_path(tmp_path):

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 
 from phalanx.data.formats.decode import (
+    EncodedImage,
     Image,
-    decode,
     grey_to_rgb,
     pillow_to_pixels,
 )
@@ -34,10 +34,13 @@ class NamedImage:
     image: Path | Pillow.Image | NDArray[np.uint8]
 
     def read(self, limits: ReadLimits, *, upright: bool) -> Image:
-        """The pixels; raises BadImage for a file that is not an image or is too large."""
+        """The image; raises BadImage for a file that is not an image or is too large.
+
+        A file is decoded as far as needed, as for scores: else its answer would differ from them.
+        """
         if isinstance(self.image, Path):
             data = read_image_file(self.image, self.name, limits)
-            return decode(data, self.name, max_pixels=limits.max_pixels, upright=upright)
+            return EncodedImage(data, self.name, max_pixels=limits.max_pixels, upright=upright)
         if isinstance(self.image, Pillow.Image):
             return pillow_to_pixels(
                 self.image, self.name, max_pixels=limits.max_pixels, upright=upright
