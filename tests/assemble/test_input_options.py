@@ -4,11 +4,15 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import phalanx
+from phalanx.assemble.prepare import prepare_new_run
 from phalanx.assemble.scoring_target import read_checkpoint
+from phalanx.assemble.session import Session
 from phalanx.cli.main import main
+from phalanx.config.read import read_settings
 from phalanx.errors import CheckpointError, ConfigError
 from small_runs import read_result, small_run
 
@@ -45,6 +49,27 @@ def plain(digits, tmp_path_factory):
 def test_how_images_travel_changes_no_weight(digits, plain, tmp_path, options):
     assert main(small_run(digits, tmp_path / "run", **options)) == 0
     assert weights_of(tmp_path / "run") == weights_of(plain)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"mixup_alpha": 0.5}, {"cutmix_lambda": 0.5}, MIXED | {"repeated_augmentation": 2}],
+    ids=" ".join,
+)
+def test_a_drawn_step_is_what_the_model_sees(digits, tmp_path, options):
+    run, sheet, seen = tmp_path / "run", tmp_path / "sheet.png", []
+    options = {"batch_size": 8, "gradient_accumulation": 2, "seed": 3, **options}
+    words = small_run(digits, run, normalization_location="none", **options)[1:]
+    flags = dict(word.removeprefix("--").split("=", 1) for word in words)
+    prepared = prepare_new_run(read_settings(None, flags), line="test")
+    with Session(prepared.config, prepared.plan) as session:
+        session.model.register_forward_pre_hook(lambda _, given: seen.append(given[0].clone()))
+        session.train_step(next(session.feed.batches_from(1)), 0.0)
+    assert main(["data", "show", str(run), "--step", "2", "--out", str(sheet)]) == 0
+    drawn, middles = np.asarray(Image.open(sheet)), 10 * np.arange(12) + 5
+    for number, image in enumerate(torch.cat(seen).numpy().transpose(0, 2, 3, 1)):
+        rows, columns = 36 + number // 4 * 146 + middles, 8 + number % 4 * 128 + middles
+        assert np.allclose(drawn[np.ix_(rows, columns)], 255 * image, atol=1)
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ def is_offloaded(config: Config, device_type: str) -> bool:
 
 def build_step_options(config: Config, plan: Plan, device: torch.device) -> StepOptions:
     """The settings of a step that are not the optimizer's."""
-    optim, augment = config.optim, config.augment
+    optim = config.optim
     half = getattr(torch, plan.half_type) if plan.precision.startswith("16") else None
     combined = optim.optimizer == "sgd_combined"
     return StepOptions(
@@ -261,20 +261,26 @@ def build_step_options(config: Config, plan: Plan, device: torch.device) -> Step
         device_type=device.type,
         half=half,
         seed=config.train.seed,
-        flip=augment.flip_averaging,
-        mixing=Mixing(
-            mixup_alpha=augment.mixup_alpha,
-            cutmix_low=augment.cutmix_lambda_low,
-            cutmix_high=augment.cutmix_lambda_high,
-            cutmix_lambda=augment.cutmix_lambda,
-            cutmix_skip=augment.cutmix_disable_prob,
-            repeats=config.data.repeated_augmentation,
-        ),
+        flip=config.augment.flip_averaging,
+        mixing=build_mixing(config),
         loss=config.loss.loss,
         clip_norm=optim.clip_grad_norm,
         clip_value=optim.clip_grad_value,
         velocity_ratio=optim.loss_velocity_scaling_ratio if combined else None,
         metrics=not config.train.disable_metrics,
+    )
+
+
+def build_mixing(config: Config) -> Mixing:
+    """How the images of a step are mixed."""
+    augment = config.augment
+    return Mixing(
+        mixup_alpha=augment.mixup_alpha,
+        cutmix_low=augment.cutmix_lambda_low,
+        cutmix_high=augment.cutmix_lambda_high,
+        cutmix_lambda=augment.cutmix_lambda,
+        cutmix_skip=augment.cutmix_disable_prob,
+        repeats=config.data.repeated_augmentation,
     )
 
 

@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,12 @@ from phalanx.units import format_bytes, format_plural, format_some
 _NAMES_SHOWN = 40  # of classes
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from phalanx.config.schema import Config
     from phalanx.data.convert.source_splits import SourceOptions
+    from phalanx.data.loading.reader import Batch
 
 _FILELESS = {  # datasets that have no files: what they are, how to get them
     "embedded": ("8,000 + 1,500 Fashion-MNIST images", "comes with Phalanx"),
@@ -221,23 +227,42 @@ def _show_batch(args: ParsedArgs) -> None:
             "--data generated"
         )
     with Loader(build_input_spec(settings.config, plan), workers=0, max_bad=plan.max_bad) as loader:
-        (batch,) = next(loader.steps_from(step - 1, step, micro_batch=plan.global_batch))
-    names = {int(label): dataset.classes[label] for label in sorted({*batch.labels.tolist()})}
+        batches = next(loader.steps_from(step - 1, step, micro_batch=plan.micro_batch))
+    labels = [label for batch in batches for label in batch.labels.tolist()]
+    indices = [index for batch in batches for index in batch.indices.tolist()]
+    names = {label: dataset.classes[label] for label in sorted({*labels})}
     is_drawable = find_font("".join(names.values())) is not None
     captions = [
         f"#{index} {names[label] if is_drawable else f'class {label}'}"
-        for label, index in zip(batch.labels.tolist(), batch.indices, strict=True)
+        for label, index in zip(labels, indices, strict=True)
     ]
     images = format_plural(len(captions), "image")
     title = f"{settings.name}: step {step:,} of {plan.total_steps:,}, {images}"
     out = Path(args["--out"])
-    write_contact_sheet(out, batch.pixels, captions, title=title)
+    write_contact_sheet(out, _mix_images(batches, settings.config), captions, title=title)
     print(f"{out}: step {step:,}, {images}")
     if not is_drawable:
         legend = format_some(
             [f"class {label}: {name}" for label, name in names.items()], _NAMES_SHOWN
         )
         print(f"no installed font has all letters of the class names; {escape_name(legend)}")
+
+
+def _mix_images(batches: "Sequence[Batch]", config: "Config") -> "NDArray[np.uint8]":
+    """The pixels of a step's micro-batches after mixup and cutmix, if options ask for them."""
+    import numpy as np
+
+    augment, pixels = config.augment, [batch.pixels for batch in batches]
+    if augment.mixup_alpha or augment.cutmix_lambda_high or augment.cutmix_lambda < 1:
+        from phalanx.assemble.build import build_mixing
+        from phalanx.engine.mixing import mix_pixels
+
+        seed, mixing = config.train.seed, build_mixing(config)
+        pixels = [
+            mix_pixels(batch.pixels, first=int(batch.positions[0]), seed=seed, mixing=mixing)
+            for batch in batches
+        ]
+    return np.concatenate(pixels)
 
 
 def _find_settings(args: ParsedArgs) -> Settings:

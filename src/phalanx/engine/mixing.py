@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from phalanx.plan.draws import draw_beta, draw_uniform
@@ -100,6 +101,17 @@ def mix_labels(labels: Tensor, mix: Mix) -> Targets:
     if mix.box is not None:
         targets = weight_targets_by_area(targets, mix.box.kept_share, _CUTMIX_PARTNER * mix.repeats)
     return targets
+
+
+def mix_pixels(
+    pixels: NDArray[np.uint8], *, first: int, seed: int, mixing: Mixing
+) -> NDArray[np.uint8]:
+    """The pixels [N, H, W, 3] of a micro-batch, mixed as a step mixes them once normalised."""
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float()
+    labels = torch.zeros(len(pixels), dtype=torch.int64)
+    mix = draw_mix(images, labels, first=first, seed=seed, mixing=mixing)
+    mixed: NDArray[np.uint8] = mix_images(images, mix).permute(0, 2, 3, 1).round().byte().numpy()
+    return mixed
 
 
 def draw_mixup_weights(alpha: float, *, seed: int, first: int, images: int) -> np.ndarray:
