@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 import phalanx
 from phalanx.cli.main import main
 from phalanx.export.metadata import METADATA_KEY, read_metadata
+from small_layouts import write_splits
 
 
 @pytest.fixture
@@ -122,3 +123,29 @@ def test_mistakes(here, words, code, message, capsys):
     assert main(["export", *words]) == code
     assert message in capsys.readouterr().err
     assert not [*here.iterdir()]
+
+
+def test_weights_of_other_classes_are_told(tmp_path, capsys):
+    data, run, file = tmp_path / "data", tmp_path / "run", tmp_path / "w.safetensors"
+    write_splits(data, {"train": 4, "val": 2})
+    model = ["--model=resnet8", "--image-size=16", "--workers=0"]
+    words = ["train", "folder-resnet18", f"--data-dir={data}", *model]
+    words += ["--batch-size=4", "--steps=1"]
+    assert main([*words, f"--run-dir={run}"]) == 0
+    assert main(["export", str(run), "--format=safetensors", f"--out={file}"]) == 0
+    words += [f"--init-weights={file}"]
+    score = ["validate", "folder-resnet18", f"--data-dir={data}", *model, f"--init-weights={file}"]
+
+    def find_notes(name, *more):
+        capsys.readouterr()
+        assert main([*words, f"--run-dir={tmp_path / name}", *more]) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if "the classes" in line]
+
+    assert find_notes("same") == []
+    for split in ("train", "val"):
+        (data / split / "cat").rename(data / split / "emu")  # sorted after the dog
+    (note,) = find_notes("other")
+    assert note.startswith("note: the classes are not those of the weights ('cat' there, 'dog' h")
+    assert find_notes("fresh", "--reset-head") == []
+    assert main(score) == 0
+    assert note in capsys.readouterr().err.splitlines()

@@ -1,6 +1,6 @@
 """From a Config and its Plan to torch objects: network, state, step options, input."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +43,7 @@ from phalanx.models.units import ModelPart, UnitModel, to_unit_model
 from phalanx.models.weights import (
     find_mismatches,
     load_tensors,
+    read_exported_classes,
     read_norm_layout,
     read_weights,
 )
@@ -128,6 +129,21 @@ def _load_init_weights(model: nn.Module, config: Config) -> None:
     except CheckpointError as error:
         way_out = _explain_misfit(tensors, model.state_dict(), variant.head, config)
         raise CheckpointError(f"{error}\n  {way_out}") from error
+
+
+def describe_other_classes(config: Config, classes: Sequence[str]) -> list[str]:
+    """A note if exported weights have classes of other names, or in another order."""
+    if config.model.init_weights is None or config.model.reset_head:
+        return []
+    pairs = zip(read_exported_classes(Path(config.model.init_weights)), classes, strict=False)
+    for known, here in pairs:
+        if known != here:
+            return [
+                f"the classes are not those of the weights ({known!r} there, {here!r} here): each "
+                "output stands for the class which now has its place; --reset-head starts with a "
+                "new classifier"
+            ]
+    return []
 
 
 def _explain_misfit(

@@ -19,6 +19,7 @@ from phalanx.assemble.build import (
     build_normaliser,
     build_state,
     build_step_options,
+    describe_other_classes,
     prepare_kernels,
 )
 from phalanx.assemble.dataset_summary import (
@@ -109,7 +110,8 @@ class Session:
             stage=self.rank_context.stage,
             with_init_weights=start is None,
         )
-        self.notes: list[str] = []  # what the user should know about how the model trains
+        # what the user should know about how the model trains
+        self.notes = describe_other_classes(config, self.classes) if start is None else []
         if cache is None and self.device.type == "cuda":
             self.notes += describe_temporary_cache(self._cache)
         self._start, self._exits = start, ExitStack()

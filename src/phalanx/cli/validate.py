@@ -277,7 +277,9 @@ def print_score(
     """Print a score on one line; batch: the size of its batches, if it is to be printed."""
     from phalanx.report.records import to_json_number
 
-    row, bad, rates = scored
+    row, bad, rates, notes = scored
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     counted = rates[1:] or rates
     if as_json:
         facts = {"target": name, **asdict(row), "loss": to_json_number(row.loss)}

@@ -1,5 +1,6 @@
 """Weights from elsewhere: read without running code, renamed to timm's names, checked by name."""
 
+import json
 import pickle
 import re
 import struct
@@ -24,6 +25,7 @@ _LEAST_WRAPPED = 1 / 3  # of a file's tensors are the network's, beside copies a
 _COUNTER = "num_batches_tracked"  # older files have none; nothing depends on it
 _MAGIC_BYTES = (b"PK\x03\x04", b"\x80")  # a zip archive, or the pickle of older versions
 _SHOWN = 3
+_EXPORT_KEY = "phalanx"  # of the metadata of an export
 _MODEL_SUFFIXES = {".onnx": "an ONNX model", ".pt2": "a model of torch.export"}
 # what torch's reader raises for a file that is cut short or is something else
 _READ_ERRORS = (
@@ -71,6 +73,18 @@ def read_norm_layout(path: Path) -> str:
         return "contiguous"
     with safe_open(path, framework="pt") as file:
         return str((file.metadata() or {}).get(NORM_LAYOUT_KEY, "contiguous"))
+
+
+def read_exported_classes(path: Path) -> tuple[str, ...]:
+    """The classes that `phalanx export` wrote into a file; none for any other file."""
+    if path.suffix != ".safetensors":
+        return ()
+    with safe_open(path, framework="pt") as file:
+        text = (file.metadata() or {}).get(_EXPORT_KEY, "{}")
+    try:
+        return tuple(map(str, json.loads(text).get("classes", ())))
+    except (ValueError, TypeError, AttributeError, RecursionError):  # another program wrote it
+        return ()
 
 
 def read_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
