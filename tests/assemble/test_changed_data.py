@@ -169,8 +169,14 @@ def test_a_bad_image_that_can_be_read_again_stops_the_resume(photos, tmp_path, c
     assert "train/cat/3.jpg" in (said := capsys.readouterr().err)
     assert "can be read now" in said and "--accept-changed-data" in said
     assert main(["train", "--resume", str(run), "--accept-changed-data"]) == 0
-    rewind(run, step=6)
-    assert main(["train", "--resume", str(run)]) == 0, "once accepted, it is not asked for again"
+    for step in (6, 4):  # after it was accepted, and where it was
+        rewind(run, step=step)
+        assert main(["train", "--resume", str(run)]) == 0, "once accepted, it is not asked again"
+    for step in (5, 6, 7):
+        shutil.rmtree(run / "checkpoints" / f"step-{step:08}")
+    capsys.readouterr()
+    assert main(["replay", str(run), "--step", "8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["as_recorded"], "from where it was accepted on"
 
 
 def test_a_large_folder_is_compared_while_training_starts(photos, tmp_path, capsys, monkeypatch):
