@@ -236,7 +236,7 @@ class Reader:
             self.transform.apply_training([sample], out[None])
         else:
             self.transform.apply_evaluation(image, out)
-        is_suspect = isinstance(image, EncodedImage) and image.decodes_whole and not image.is_sound
+        is_suspect = isinstance(image, EncodedImage) and image.decodes_whole and not image.is_intact
         if is_suspect and is_gpu_decodable(image):
             self.problems.cores_only[index] = None
 
