@@ -154,9 +154,7 @@ def write_run(
         "plan": plan.to_dict(),
         "notes": list(plan.warnings),
         "environment": collect_environment(),
-        "classes": list(dataset.classes),
-        "data": dataset.fingerprints,
-        "data_snapshots": dataset.snapshots,
+        **dataset.collect_facts(),
         "parent": parent,
         "init_weights_sha256": _hash_init_weights(settings.config),
     }

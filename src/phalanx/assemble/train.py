@@ -208,7 +208,8 @@ def _prepare_start(training: TrainingRun) -> None:
         state.bad_images = {}  # they may have been repaired; the others will be found again
         if prepared.accepts_changed_data and training.context.is_first_rank:
             accepted = [*prepared.run.facts.get("accepted_changed_data", []), state.step]
-            prepared.run.update_facts(accepted_changed_data=accepted)
+            now = prepared.dataset.collect_facts()
+            prepared.run.update_facts(accepted_changed_data=accepted, **now)
     if state.step == prepared.plan.total_steps:
         state.scores.pop(state.step, None)  # killed before the summary: the last score is redone
     if training.context.is_first_rank:
