@@ -25,12 +25,19 @@ FLAGS = {"data": "folder", "model": "resnet8", "image-size": "32", "epochs": "4"
 
 @contextmanager
 def open_checked_feed(
-    data: Path, seen: list[bytes], *, check: ImageCheck, percent: int = 100, ranks: Ranks | None
+    data: Path,
+    seen: list[bytes],
+    *,
+    check: ImageCheck,
+    percent: int = 100,
+    ranks: Ranks | None,
+    stages: int = 1,
 ) -> Generator[LoadedFeed, None, None]:
     """The input of four epochs in batches of 8 images; `seen` gets the files of the decoder."""
-    size = ranks.size if ranks else 1
-    batch = {"replicas": str(size), "batch-size": str(8 // size), "data-dir": str(data)}
-    settings, plan, _ = plan_new_run(read_settings(None, FLAGS | batch))
+    replicas = ranks.size // stages if ranks else 1
+    layout = {"replicas": str(replicas), "batch-size": str(8 // replicas), "shards": str(stages)}
+    flags = FLAGS | layout | {"data-dir": str(data)}
+    settings, plan, _ = plan_new_run(read_settings(None, flags))
 
     def decode(files: list[Tensor]) -> list[Tensor]:
         seen.extend(file.numpy().tobytes() for file in files)

@@ -295,7 +295,7 @@ def test_what_only_its_own_file_uses_begins_with_an_underscore():
 
 ON_DEVICE = tuple(
     f"data/loading/{name}.py"
-    for name in ("decoder_trial", "device", "resident", "gpu_decode", "nvjpeg")
+    for name in ("decoder_choice", "device", "resident", "gpu_decode", "nvjpeg")
 )
 
 

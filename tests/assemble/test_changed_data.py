@@ -169,8 +169,36 @@ def test_a_bad_image_that_can_be_read_again_stops_the_resume(photos, tmp_path, c
     assert "train/cat/3.jpg" in (said := capsys.readouterr().err)
     assert "can be read now" in said and "--accept-changed-data" in said
     assert main(["train", "--resume", str(run), "--accept-changed-data"]) == 0
+    for step in (6, 4):  # after it was accepted, and where it was
+        rewind(run, step=step)
+        assert main(["train", "--resume", str(run)]) == 0, "once accepted, it is not asked again"
+    for step in (5, 6, 7):
+        shutil.rmtree(run / "checkpoints" / f"step-{step:08}")
+    capsys.readouterr()
+    assert main(["replay", str(run), "--step", "8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["as_recorded"], "from where it was accepted on"
+
+
+def test_data_that_was_accepted_is_what_later_resumes_compare_with(photos, tmp_path, capsys):
+    data, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(photos / "folder", data)
+    path = data / "train" / "cat" / "3.jpg"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:20])
+    assert main(words_of("folder", data, run)) == 0
+    path.write_bytes(whole)
+    rewind(run, step=4)
+    assert main(["train", "--resume", str(run)]) == 3
+    assert main(["train", "--resume", str(run), "--accept-changed-data"]) == 0
+    for step in (6, 4):
+        rewind(run, step=step)
+        assert main(["train", "--resume", str(run)]) == 0
+    assert json.loads((run / "run.json").read_text())["accepted_changed_data"] == [4]
+    path.write_bytes(whole[:20])
     rewind(run, step=6)
-    assert main(["train", "--resume", str(run)]) == 0, "once accepted, it is not asked for again"
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run)]) == 3
+    assert "its train data has changed" in capsys.readouterr().err
 
 
 def test_a_large_folder_is_compared_while_training_starts(photos, tmp_path, capsys, monkeypatch):

@@ -13,7 +13,7 @@ from phalanx.assemble.blackbox import prepare_replay
 from phalanx.assemble.fork import prepare_fork
 from phalanx.assemble.prepare import prepare_resume
 from phalanx.cli.main import main
-from phalanx.data.loading.decoder_trial import DecoderTrial
+from phalanx.data.loading.decoder_choice import DecoderChoice
 from phalanx.data.loading.gpu_decode import GpuDecoder
 from phalanx.data.loading.gpu_share import ImageCheck
 from small_jpegs import end_in_scan, lose_rows, stand_in, write_files
@@ -32,19 +32,19 @@ def damaged(tmp_path):
 
 
 def read(root, check, *, start=0, stop=STEPS, percent=100):
-    """The images of these steps, the files that the decoder got, what is known then, and news."""
+    """The images of these steps, the files that the decoder got, what is known then, and notes."""
     seen = []
     with open_checked_feed(root, seen, check=check, percent=percent, ranks=None) as feed:
         batches = feed.batches_from(start)
         steps = [torch.cat([batch.images for batch in next(batches)]) for _ in range(start, stop)]
-        return steps, seen, feed.image_check(stop), feed.news
+        return steps, seen, feed.image_check(stop), feed.new_notes
 
 
 @pytest.mark.parametrize("step", [1, 2, FIRST, 5])
 def test_a_resume_decodes_as_the_run_has_done(damaged, step):
-    whole, by_gpu, end, news = read(damaged, WAITED_LONG)
+    whole, by_gpu, end, notes = read(damaged, WAITED_LONG)
     assert set(end.cores_only) == {*BAD, *DAMAGED} and len(by_gpu) > 40
-    assert [line.split(":")[0] for line in news] == ["the GPU decodes JPEGs from step 4 on"]
+    assert [line.split(":")[0] for line in notes] == ["the GPU decodes JPEGs from step 4 on"]
     begun, _, known, _ = read(damaged, WAITED_LONG, stop=step)
     resumed, again, after, _ = read(damaged, known, start=step)
     assert all(torch.equal(one, other) for one, other in zip(whole, begun + resumed, strict=True))
@@ -52,17 +52,17 @@ def test_a_resume_decodes_as_the_run_has_done(damaged, step):
 
 
 def test_without_a_measurement_the_cores_go_on(damaged):
-    steps, seen, known, news = read(damaged, ImageCheck(since=0))
+    steps, seen, known, notes = read(damaged, ImageCheck(since=0))
     by_cores = read(damaged, ImageCheck(since=0), percent=0)
     assert not seen and known.waited is None and set(known.cores_only) == {*BAD, *DAMAGED}
-    assert news[0].startswith("the cores go on decoding from step 4 on: too few steps to tell")
+    assert notes[0].startswith("the cores go on decoding from step 4 on: too few steps to tell")
     assert all(torch.equal(one, other) for one, other in zip(steps, by_cores[0], strict=True))
     assert by_cores[2] is None, "cores that check nothing must not say that they have"
 
 
 def test_cores_that_take_over_from_a_gpu_say_so(damaged):
-    *_, news = read(damaged, WAITED_LONG, percent=0)
-    assert news == [
+    *_, notes = read(damaged, WAITED_LONG, percent=0)
+    assert notes == [
         "this run was to decode JPEGs on the GPU; here the cores decode them, and pixels differ by "
         "rounding"
     ]
@@ -147,15 +147,15 @@ def gpu(monkeypatch):
 
         return build_decoder if spec.gpu_percent else None
 
-    def conclude(trial, gather, *, is_over):
-        trial.is_decided, trial.waited = is_over, 0.5 if is_over else None
+    def conclude(choice, gather, *, is_over):
+        choice.is_decided, choice.waited = is_over, 0.5 if is_over else None
 
     monkeypatch.setattr(build, "find_gpu_decode_problem", lambda device: "")
     monkeypatch.setattr(build, "has_decoding_engines", lambda device: True)
     monkeypatch.setattr(build, "holds_large_jpegs", lambda source: True)
     monkeypatch.setattr(feed, "choose_decoder", choose_decoder)
     monkeypatch.setattr(feed, "choose_backend", choose_backend)
-    monkeypatch.setattr(DecoderTrial, "conclude", conclude)
+    monkeypatch.setattr(DecoderChoice, "conclude", conclude)
     return seen
 
 

@@ -18,7 +18,8 @@ ON_A_GPU = (
 )
 TO_TRAIN = (
     "try a smaller --batch-size with a larger --gradient-accumulation, --enable-recompute, a "
-    "smaller --valid-batch-size, or fewer --workers; `phalanx find batch-size` finds what fits\n"
+    "smaller --valid-batch-size, --gpu-decode false, or fewer --workers; `phalanx find batch-size` "
+    "finds what fits\n"
 )
 LIMITED = """
 import resource, sys, torch

@@ -102,6 +102,32 @@ def test_facts_that_lack_something_deeper(stopped, checkpoint, capsys):
         assert "facts.json: is damaged, or was not written by Phalanx (" in capsys.readouterr().err
 
 
+CHECK = {"since": 1, "is_decided": True, "waited": 0.3, "cores_only": [4]}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        7,
+        [],
+        {},
+        {"since": 1},
+        CHECK | {"since": "x"},
+        CHECK | {"is_decided": None},
+        CHECK | {"waited": "x"},
+        CHECK | {"cores_only": 4},
+        CHECK | {"cores_only": [[4]]},
+        CHECK | {"x": 1},
+    ],
+)
+def test_an_image_check_that_is_invalid(value, stopped, checkpoint, capsys):
+    facts = json.loads((checkpoint / "facts.json").read_bytes())
+    facts["state"]["image_check"] = value
+    write_file(checkpoint, "facts.json", json.dumps(facts).encode())
+    assert main(["train", "--resume", str(stopped)]) == 4
+    assert "facts.json: is damaged, its image_check is invalid" in capsys.readouterr().err
+
+
 def test_a_run_json_that_lacks_something(stopped, capsys):
     before = (stopped / "run.json").read_text()
     for name in ("name", "origins", "chosen", "data"):

@@ -53,6 +53,11 @@ class DatasetSummary:
     layout: str = ""  # how a folder was read
     ignored: dict[str, int] = field(default_factory=dict)  # files that are not read, by reason
 
+    def collect_facts(self) -> dict[str, Any]:
+        """What a run stores of its data, for a resume to compare."""
+        classes = list(self.classes)
+        return {"classes": classes, "data": self.fingerprints, "data_snapshots": self.snapshots}
+
 
 def inspect_dataset(config: Config) -> DatasetSummary:
     """The summary of a config's dataset: images and classes are counted, files fingerprinted."""

@@ -14,7 +14,7 @@ from phalanx.assemble.rank_context import RankContext
 from phalanx.config.schema import Config
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.sources import Split
-from phalanx.data.loading.decoder_trial import DecoderTrial
+from phalanx.data.loading.decoder_choice import DecoderChoice
 from phalanx.data.loading.device import Normaliser, allocate_pinned, copy_ahead, wait_for_copy
 from phalanx.data.loading.gpu_share import ImageCheck
 from phalanx.data.loading.loader import Loader, prefetch
@@ -57,11 +57,11 @@ class LoadedFeed:
     ) -> None:
         self.loader, self._plan, self._normaliser, self._context = loader, plan, normaliser, context
         known = check or ImageCheck(since=0)
-        self._trial = DecoderTrial(normaliser.device, known)
+        self._choice = DecoderChoice(normaliser.device, known)
         loader.restore_cores_only(known.cores_only)
-        self.news: list[str] = []  # what the user should know and was not told yet
-        if self._trial.gpu_decodes and not loader.spec.gpu_percent:
-            self.news.append(
+        self.new_notes: list[str] = []  # for the user, not printed yet
+        if self._choice.gpu_decodes and not loader.spec.gpu_percent:
+            self.new_notes.append(
                 "this run was to decode JPEGs on the GPU; here the cores decode them, and pixels "
                 "differ by rounding"
             )
@@ -81,11 +81,11 @@ class LoadedFeed:
         """The micro-batches of each step from `step` on."""
         stop, first = self._plan.total_steps, self.loader.spec.first_checked_step
         if first is not None:
-            yield from self._trial.watch(self._read_steps(step, min(first, stop)))
+            yield from self._choice.watch(self._read_steps(step, min(first, stop)))
             self.exchange_problems()  # a GPU would not notice what another rank's cores have found
-            self._trial.conclude(self._context.gather, is_over=True)
-            self.loader.on_device = self._trial.gpu_decodes
-            self.news.append(self._trial.describe(first))
+            self._choice.conclude(self._context.gather, is_over=True)
+            self.loader.on_device = self._choice.gpu_decodes
+            self.new_notes.append(self._choice.describe(first))
             step = max(step, first)
         yield from self._read_steps(step, stop)
 
@@ -229,9 +229,9 @@ class LoadedFeed:
         if since is None or first is None:
             return None
         self.exchange_problems()
-        self._trial.conclude(self._context.gather, is_over=step >= first)
-        trial = self._trial
-        return ImageCheck(since, trial.is_decided, trial.waited, self.loader.cores_only)
+        self._choice.conclude(self._context.gather, is_over=step >= first)
+        choice = self._choice
+        return ImageCheck(since, choice.is_decided, choice.waited, self.loader.cores_only)
 
     def image_checksums(self) -> dict[str, NDArray[np.uint32]]:
         """The checksums of the images read so far, by split."""
@@ -276,7 +276,7 @@ class _SyntheticFeed:
 
     def __init__(self, plan: Plan, device: torch.device, seed: int, context: RankContext) -> None:
         self._plan, self._context = plan, context
-        self.news: list[str] = []  # never any
+        self.new_notes: list[str] = []  # never any
         generator = torch.Generator().manual_seed(seed)
         rows = max(plan.micro_batch, plan.valid_batch)
         shape = (rows, 3, plan.image_size, plan.image_size)
@@ -387,5 +387,5 @@ def open_feed(
         backend=backend,
     )
     with loader, closing(LoadedFeed(loader, plan, normaliser, context, check=check)) as feed:
-        feed.news += notes
+        feed.new_notes += notes
         yield feed

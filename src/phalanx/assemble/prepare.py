@@ -89,16 +89,20 @@ class PreparedRun:
         return self.settings.config
 
     @property
+    def findings(self) -> dict[str, Any]:
+        """The state it starts from; empty if what that says of images does not hold any more."""
+        if self.start is None or self.start.use == "fork" or self.accepts_changed_data:
+            return {}
+        state: dict[str, Any] = self.start.facts["state"]
+        return {} if state["step"] in self.run.facts.get("accepted_changed_data", []) else state
+
+    @property
     def image_check(self) -> ImageCheck:
         """What the run knows of its images at its starting point, or knew later."""
-        check = ImageCheck(since=0)
-        if self.start is not None:
-            check = ImageCheck(since=self.start.first_step(self.plan))
-            known = self.start.facts["state"].get("image_check")
-            accepted = check.since in self.run.facts.get("accepted_changed_data", [])
-            if known and self.start.use == "resume" and not (accepted or self.accepts_changed_data):
-                check = ImageCheck(**{**known, "cores_only": tuple(known["cores_only"])})
-        later = self.later_check
+        check = ImageCheck(since=self.start.first_step(self.plan) if self.start else 0)
+        known, later = self.findings.get("image_check"), self.later_check
+        if known:
+            check = ImageCheck(**{**known, "cores_only": tuple(known["cores_only"])})
         return later if later is not None and later.since == check.since else check
 
 
@@ -150,9 +154,7 @@ def write_run(
         "plan": plan.to_dict(),
         "notes": list(plan.warnings),
         "environment": collect_environment(),
-        "classes": list(dataset.classes),
-        "data": dataset.fingerprints,
-        "data_snapshots": dataset.snapshots,
+        **dataset.collect_facts(),
         "parent": parent,
         "init_weights_sha256": _hash_init_weights(settings.config),
     }

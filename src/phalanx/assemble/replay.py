@@ -66,7 +66,7 @@ def replay(prepared: PreparedRun, step: int) -> Replay:
     with Session(config, plan, start=start, folder=folder, image_check=check) as session:
         state, probe = session.state, Probe(session.model)
         if isinstance(session.feed, LoadedFeed):  # a GPU would not find out
-            session.feed.loader.restore_bad(state.bad_images)
+            session.feed.loader.restore_bad(prepared.findings.get("bad_images", {}))
         began_at, batches = state.step, session.feed.batches_from(state.step)
         while state.step < step - 1:
             session.train_step(next(batches), plan.lr(state.step))

@@ -77,10 +77,10 @@ class RunRecorder:
         self._warn_of_images()
 
     def _warn_of_images(self) -> None:
-        """Print a warning for each image that could not be read or is unusual, and news, once."""
+        """Print new notes, and once a warning for each image that is bad or unusual."""
         self._feed.exchange_problems()
-        while self._feed.news:
-            self._console.print(f"note: {self._feed.news.pop(0)}")
+        while self._feed.new_notes:
+            self._console.print(f"note: {self._feed.new_notes.pop(0)}")
         texts = {text: text for text in self._feed.bad_images().values()} | self._feed.notes()
         for key, text in texts.items():
             if key not in self._warned:

@@ -174,8 +174,8 @@ class Session:
     def feed(self) -> Feed:
         """The training batches, and the validation images."""
         feed = self._exits.enter_context(self.open_feed(self.plan))
-        self.notes += feed.news
-        feed.news.clear()
+        self.notes += feed.new_notes
+        feed.new_notes.clear()
         return feed
 
     @cached_property

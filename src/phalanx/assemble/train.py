@@ -199,16 +199,17 @@ def _prepare_start(training: TrainingRun) -> None:
     if prepared.start is not None and prepared.start.use == "fork":
         state.load_mean_statistics()
         training.saver.save(state)  # this run must not depend on its parent, which may be deleted
-    elif not prepared.accepts_changed_data:
+    elif prepared.findings:
         feed.recheck_bad(state.bad_images)
         feed.restore_checksums(state.image_checksums)
         if session.valid_feed is not feed:
             session.valid_feed.restore_checksums(state.image_checksums)
     else:
         state.bad_images = {}  # they may have been repaired; the others will be found again
-        if training.context.is_first_rank:
+        if prepared.accepts_changed_data and training.context.is_first_rank:
             accepted = [*prepared.run.facts.get("accepted_changed_data", []), state.step]
-            prepared.run.update_facts(accepted_changed_data=accepted)
+            now = prepared.dataset.collect_facts()
+            prepared.run.update_facts(accepted_changed_data=accepted, **now)
     if state.step == prepared.plan.total_steps:
         state.scores.pop(state.step, None)  # killed before the summary: the last score is redone
     if training.context.is_first_rank:
@@ -237,7 +238,7 @@ def _print_start(training: TrainingRun) -> None:
         console.print(describe_fork(plan, start))
     elif training.session.state.step:
         console.print(f"resumed at step {training.session.state.step:,}")
-        if prepared.accepts_changed_data:
+        if not prepared.findings:
             console.print("note: images may have changed since; --accept-changed-data was given")
         elif prepared.run.facts.get("data_snapshots", dataset.snapshots) != dataset.snapshots:
             console.print(

@@ -29,7 +29,7 @@ _ASKED = re.compile(r"allocate (?:(\d+) bytes|([\d.]+ [KMGT]?i?B))")
 _GPU = re.compile(r"\bGPU \d+")
 _LESS_MEMORY = {  # by option: what a command that has it can change to need less memory
     "gradient-accumulation": "try a smaller --batch-size with a larger --gradient-accumulation, "
-    "--enable-recompute, a smaller --valid-batch-size, or fewer --workers; "
+    "--enable-recompute, a smaller --valid-batch-size, --gpu-decode false, or fewer --workers; "
     "`phalanx find batch-size` finds what fits",
     "valid-batch-size": "try a smaller --valid-batch-size",
     "max-batch": "try a smaller --max-batch",

@@ -210,7 +210,22 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
     for name, value in facts["config"].items():
         if isinstance(value, dict | list):
             raise CheckpointError(f"{path}: is damaged, its option {name} has no single value")
+    if not _is_image_check(facts["state"].get("image_check")):
+        raise CheckpointError(f"{path}: is damaged, its image_check is invalid")
     return dict(facts)
+
+
+def _is_image_check(value: Any) -> bool:
+    """Whether these are the fields of an ImageCheck, or None where no images are checked."""
+    if value is None:
+        return True
+    kinds = {"since": int, "is_decided": bool, "waited": float | int | None, "cores_only": list}
+    return (
+        isinstance(value, dict)
+        and value.keys() == kinds.keys()
+        and all(isinstance(value[name], kind) for name, kind in kinds.items())
+        and all(isinstance(index, int) for index in value["cores_only"])
+    )
 
 
 def _name_step(step: int) -> str:

@@ -195,8 +195,8 @@ def test_an_image_that_the_cores_found_damaged_never_reaches_the_gpu(damaged, or
     assert all((one == other).all() for one, other in zip(trained[5:], again, strict=True))
 
 
-def test_workers_learn_which_images_other_workers_found_damaged(tmp_path, monkeypatch):
-    root, reopened = write_files(tmp_path, dict.fromkeys(DAMAGED, lose_rows)), []
+def test_workers_learn_which_images_other_workers_found_damaged(damaged, monkeypatch):
+    reopened = []
 
     def note(decoder, position, *place):
         reopened.append(position)
@@ -204,7 +204,7 @@ def test_workers_learn_which_images_other_workers_found_damaged(tmp_path, monkey
 
     decode_again = GpuDecoder._decode_again
     monkeypatch.setattr(GpuDecoder, "_decode_again", note)
-    read_steps(open_loader(root, ORDER, [], workers=2), stop=40)
+    read_steps(open_loader(damaged, ORDER, [], workers=2), stop=40)
     assert max(reopened, default=0) < 200, "this process decodes what a worker should"
 
 

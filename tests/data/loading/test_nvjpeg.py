@@ -25,15 +25,18 @@ class Library:
 
     def __init__(self, *, has_engine=True):
         self.has_engine, self.backends, self.freed = has_engine, [], 0
-        self.batch, self.answer = 0, 0
+        self.batch, self.answer, self.state_answer = 0, 0, 0
 
     def nvjpegCreateEx(self, backend, device_memory, pinned_memory, flags, handle):
         self.backends.append(backend)
-        return 0 if self.has_engine or backend != nvjpeg._HARDWARE else NO_ENGINE
+        if backend == nvjpeg._HARDWARE and not self.has_engine:
+            return NO_ENGINE
+        handle._obj.value = 1
+        return 0
 
     def nvjpegJpegStateCreate(self, handle, state):
-        state._obj.value = 1
-        return 0
+        state._obj.value = int(self.state_answer == 0)
+        return self.state_answer
 
     def nvjpegJpegStateDestroy(self, state):
         self.freed += 1
@@ -138,6 +141,13 @@ def test_a_library_out_of_memory_is_no_bad_image(library):
     library.answer = NO_MEMORY
     with pytest.raises(torch.OutOfMemoryError, match="--gpu-decode: nvjpegDecodeBatched"):
         NvJpeg(CPU)(files_of(SIZES[:2]))
+
+
+def test_a_decoder_that_cannot_be_made_whole_is_freed(library):
+    library.state_answer = NO_MEMORY
+    with pytest.raises(torch.OutOfMemoryError, match="nvjpegJpegStateCreate is out of memory"):
+        NvJpeg(CPU)
+    assert library.freed == 1, "its handle; it has no state"
 
 
 def test_gpus_without_decoding_engines_decode_on_their_multiprocessors(library):

@@ -77,13 +77,13 @@ def decode(
     """
     if data.startswith(JPEG_START):
         read_image_shape(data, name, max_pixels=max_pixels)
-    pixels = _decode_sound_jpeg(data, min_shape)
+    pixels = _decode_intact_jpeg(data, min_shape)
     if pixels is None:
         return _decode_by_pillow(data, name, max_pixels=max_pixels, upright=upright)
     return turn_pixels(pixels, find_jpeg_orientation(data)) if upright else pixels
 
 
-def _decode_sound_jpeg(data: bytes, min_shape: tuple[int, int] | None) -> Pixels | None:
+def _decode_intact_jpeg(data: bytes, min_shape: tuple[int, int] | None) -> Pixels | None:
     """A JPEG as it is stored; None if it is CMYK, has stray bytes or damage, or is no JPEG."""
     if simplejpeg is None or not data.startswith(JPEG_START):
         return None
@@ -206,10 +206,10 @@ class EncodedImage:
 
     upright: whether it is turned as its EXIF says; height and width are those after turning.
     decodes_whole: whether all of it is decoded even for a crop, so that damage anywhere is noticed.
-    is_sound: whether libjpeg has decoded it without a complaint, as other decoders then do, too.
+    is_intact: whether libjpeg has decoded it without a complaint, as other decoders then do, too.
     """
 
-    decodes_whole, is_sound = False, False
+    decodes_whole, is_intact = False, False
 
     def __init__(
         self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS, upright: bool = True
@@ -224,8 +224,8 @@ class EncodedImage:
 
         The margin keeps the result within 5/255 of a resize of the fully decoded image.
         """
-        pixels = _decode_sound_jpeg(self.data, self._min_shape(scale))
-        self.is_sound = pixels is not None
+        pixels = _decode_intact_jpeg(self.data, self._min_shape(scale))
+        self.is_intact = pixels is not None
         if pixels is None:
             limit = self.max_pixels
             pixels = _decode_by_pillow(self.data, self.name, max_pixels=limit, upright=False)

@@ -189,14 +189,13 @@ class GpuDecoder(BatchBackend):
     def _complete_files(
         self, jpegs: NDArray[np.void], files: list[Tensor], indices: _Integers
     ) -> None:
-        """Read the files that did not fit; leave out images that this process knows to be bad.
+        """Read the files that did not fit; leave out images that are the cores'.
 
-        And those that are the cores': the worker that opened one may not know that yet.
+        The worker that opened one may not know that yet.
         """
-        problems = self.reader.problems
-        known = [*problems.bad_images, *problems.cores_only]
-        if known:
-            jpegs["size"][np.isin(indices[jpegs["row"]], known)] = _LEFT_OUT
+        cores_only = list(self.reader.problems.cores_only)
+        if cores_only:
+            jpegs["size"][np.isin(indices[jpegs["row"]], cores_only)] = _LEFT_OUT
         for number in np.flatnonzero(jpegs["size"] == 0).tolist():
             image = self.reader.try_open(int(indices[jpegs["row"][number]]))
             jpegs["size"][number] = _LEFT_OUT

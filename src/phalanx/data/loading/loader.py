@@ -242,8 +242,7 @@ class Loader:
     @property
     def cores_only(self) -> tuple[int, ...]:
         """The training images that stay with the cores: bad ones, and those that are damaged."""
-        found = self._problems["train"]
-        return tuple(sorted({*found.cores_only.copy(), *found.bad_images.copy()}))
+        return tuple(sorted(self._problems["train"].cores_only.copy()))
 
     def restore_cores_only(self, indices: Iterable[int]) -> None:
         """Add the `cores_only` of earlier processes of a run."""
@@ -269,7 +268,7 @@ class Loader:
     def restore_bad(self, reasons: Mapping[str, str]) -> None:
         """Count images as bad without reading them, by name with what was wrong."""
         for reader, index in self._find_images(reasons):
-            reader.problems.bad_images[index] = reasons[reader.source.name(index)]
+            reader.problems.record_bad(index, reasons[reader.source.name(index)])
 
     def _find_images(self, names: Collection[str]) -> Iterator[tuple[Reader, int]]:
         """The images of these names; searches all, unless there are no names."""

@@ -36,11 +36,15 @@ class NvJpeg:
         self._library, self._device = _load_library(), device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._handle, self._state = c_void_p(), c_void_p()
-        with self._make_current():
-            status = self._create(_HARDWARE)
-            self.has_engines = status != _NO_ENGINE
-            _refuse(status if self.has_engines else self._create(_HYBRID), "nvjpegCreateEx")
-            self._call("nvjpegJpegStateCreate", byref(self._state))
+        try:
+            with self._make_current():
+                status = self._create(_HARDWARE)
+                self.has_engines = status != _NO_ENGINE
+                _refuse(status if self.has_engines else self._create(_HYBRID), "nvjpegCreateEx")
+                self._call("nvjpegJpegStateCreate", byref(self._state))
+        except BaseException:
+            self.close()
+            raise
 
     def _create(self, backend: int) -> int:
         status: int = self._library.nvjpegCreateEx(backend, None, None, 0, byref(self._handle))
@@ -55,11 +59,12 @@ class NvJpeg:
 
     def close(self) -> None:
         """Free the library's memory; may be called twice."""
-        if self._state:
-            with self._make_current():
+        with self._make_current():
+            if self._state:
                 self._library.nvjpegJpegStateDestroy(self._state)
+            if self._handle:
                 self._library.nvjpegDestroy(self._handle)
-        self._state = c_void_p()
+        self._handle, self._state = c_void_p(), c_void_p()
 
     def __call__(self, files: list[Tensor]) -> list[Tensor]:
         """The images on the device; raises RuntimeError if one cannot be decoded."""

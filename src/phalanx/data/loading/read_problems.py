@@ -19,8 +19,12 @@ class ReadProblems:
     bad_images: dict[int, str] = field(default_factory=dict)  # name, and what is wrong with it
     notes: dict[int, str] = field(default_factory=dict)  # on the first that had to be enlarged
     checksums: dict[int, int] = field(default_factory=dict)  # of recently read images
-    # JPEGs that are damaged, though they can be decoded: a GPU would not do it as the cores do
+    # bad ones, and JPEGs that are damaged: a GPU would not decode them as the cores do
     cores_only: dict[int, None] = field(default_factory=dict)
+
+    def record_bad(self, index: int, reason: str) -> None:
+        """Record an image that cannot be read."""
+        self.bad_images[index], self.cores_only[index] = reason, None
 
     def copy(self) -> "ReadProblems":
         """A copy for another process, without checksums; a thread may still be reading."""

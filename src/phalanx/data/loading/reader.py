@@ -236,8 +236,8 @@ class Reader:
             self.transform.apply_training([sample], out[None])
         else:
             self.transform.apply_evaluation(image, out)
-        is_checked = isinstance(image, EncodedImage) and image.decodes_whole
-        if is_checked and is_gpu_decodable(image) and not image.is_sound:
+        is_suspect = isinstance(image, EncodedImage) and image.decodes_whole and not image.is_intact
+        if is_suspect and is_gpu_decodable(image):
             self.problems.cores_only[index] = None
 
     def find_gpu_rows(self, request: BatchRequest) -> NDArray[np.bool_]:
@@ -322,7 +322,7 @@ class Reader:
 
     def record_bad(self, index: int, bad: BadImage) -> None:
         """Record a bad image; raises DataError if there are too many."""
-        self.problems.bad_images[index] = str(bad)
+        self.problems.record_bad(index, str(bad))
         self.problems.refuse_too_many_bad(self.max_bad)
 
 

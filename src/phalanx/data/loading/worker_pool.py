@@ -172,7 +172,8 @@ class WorkerPool:
         self.submitted = 0
         self.pending: list[deque[_PendingTask]] = [deque() for _ in range(workers)]
         self._restarted: dict[int, str] = {}  # worker to what happened to it
-        self._told = {split: [0] * workers for split in problems}  # see _list_news
+        # how many of the images that stay with the cores each worker was sent
+        self._sent = {split: [0] * workers for split in problems}
         self._stopping: list[_WorkerProcess] = []
         self.workers = [_WorkerProcess(self._inherited) for _ in range(workers)]
         for worker in range(workers):
@@ -204,21 +205,21 @@ class WorkerPool:
         message = {"split": split, "slot": slot, **request._asdict(), "positions": positions}
         with self._lock:
             worker = self.submitted % len(self.pending)
-            message["cores_only"] = self._list_news(split, worker)
+            message["cores_only"] = self._list_unsent(split, worker)
             task = _PendingTask(worker, message)
             self.pending[task.worker].append(task)  # before it is sent: a restart sends it again
             self.submitted += 1
             self._send(task.worker, message)
         return task
 
-    def _list_news(self, split: Split, worker: int) -> list[int]:
-        """Images of `cores_only` that a worker was not told of yet; it would only open them."""
-        known, told = self._problems[split].cores_only, self._told[split]
-        if told[worker] == len(known):
+    def _list_unsent(self, split: Split, worker: int) -> list[int]:
+        """Images that stay with the cores, which a worker would still leave to the GPU."""
+        known, sent = self._problems[split].cores_only, self._sent[split]
+        if sent[worker] == len(known):
             return []
-        news = list(known)[told[worker] :]
-        told[worker] += len(news)
-        return news
+        unsent = list(known)[sent[worker] :]
+        sent[worker] += len(unsent)
+        return unsent
 
     def _collect(self, task: _PendingTask) -> OpenedRows:
         with self._lock:
@@ -276,8 +277,8 @@ class WorkerPool:
                 "smaller batch; --workers 0 shows what happens in one process"
             )
         self._restarted[worker] = how
-        for told in self._told.values():
-            told[worker] = 0
+        for sent in self._sent.values():
+            sent[worker] = 0
         self._problems["train"].notes[-1 - worker] = f"{what}; it was restarted"
         lost.stop()
         self.workers[worker] = _WorkerProcess(self._inherited)

@@ -25,7 +25,7 @@ class _WatchedStep(NamedTuple):
     end: torch.cuda.Event
 
 
-class DecoderTrial:
+class DecoderChoice:
     """Measures how long a GPU waits for the cores' images, to decide who decodes the next ones.
 
     known: what the run has found out before. It is measured and decided once.

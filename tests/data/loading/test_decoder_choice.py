@@ -5,8 +5,8 @@ from time import perf_counter, sleep
 import pytest
 import torch
 
-from phalanx.data.loading import decoder_trial
-from phalanx.data.loading.decoder_trial import DecoderTrial
+from phalanx.data.loading import decoder_choice
+from phalanx.data.loading.decoder_choice import DecoderChoice
 from phalanx.data.loading.gpu_share import ImageCheck
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -45,7 +45,7 @@ class Event:
 def clock(monkeypatch):
     """In the place of a host's clock and a GPU's."""
     found = Clock()
-    monkeypatch.setattr(decoder_trial, "perf_counter", lambda: found.now / 1e3)
+    monkeypatch.setattr(decoder_choice, "perf_counter", lambda: found.now / 1e3)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: found)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     return found
@@ -61,13 +61,13 @@ def measure(clock, *, decode_ms, train_ms, score_ms=0, every=50, steps=100):
             clock.now = max(clock.now, ready, clock.free_at - 2 * train_ms)
             yield number
 
-    trial = DecoderTrial(CUDA, NEW)
-    for number in trial.watch(decode()):
+    choice = DecoderChoice(CUDA, NEW)
+    for number in choice.watch(decode()):
         clock.work(train_ms)
         if score_ms and number % every == every - 1:
             clock.now = clock.free_at = max(clock.now, clock.free_at) + score_ms
-    trial.conclude(lambda value: [value], is_over=True)
-    return trial
+    choice.conclude(lambda value: [value], is_over=True)
+    return choice
 
 
 def test_the_share_of_the_time_spent_waiting(clock):
@@ -106,37 +106,37 @@ def test_too_few_steps_tell_nothing(clock):
 
 
 def test_a_checkpoint_after_the_last_step_decides(clock):
-    trial = DecoderTrial(CUDA, NEW)
-    for done in trial.watch(iter(range(10))):
+    choice = DecoderChoice(CUDA, NEW)
+    for done in choice.watch(iter(range(10))):
         clock.now += 20
         clock.work(10)
-        trial.conclude(lambda value: [value], is_over=done == 9)  # of which nine are over
-    trial.conclude(lambda value: pytest.fail("it is decided"), is_over=True)
-    assert trial.is_decided and trial.waited is None
+        choice.conclude(lambda value: [value], is_over=done == 9)  # of which nine are over
+    choice.conclude(lambda value: pytest.fail("it is decided"), is_over=True)
+    assert choice.is_decided and choice.waited is None
 
 
 def test_a_measurement_that_may_go_on_needs_more_steps(clock):
-    trial = DecoderTrial(CUDA, NEW)
-    for done in trial.watch(iter(range(250))):  # steps, each of which counts when the next begins
+    choice = DecoderChoice(CUDA, NEW)
+    for done in choice.watch(iter(range(250))):  # steps, each of which counts when the next begins
         clock.now += 5
         clock.work(5)
-        trial.conclude(lambda value: [value], is_over=False)
-        assert (trial.waited is None) == (done < 200)
+        choice.conclude(lambda value: [value], is_over=False)
+        assert (choice.waited is None) == (done < 200)
 
 
 def test_all_ranks_decide_alike_and_once(clock):
-    trial = measure(clock, decode_ms=5, train_ms=10)
-    trial.is_decided = False
-    trial.conclude(lambda value: [value, None, 0.7], is_over=True)
-    assert trial.waited == 0.7 and trial.gpu_decodes
-    trial.conclude(lambda value: pytest.fail("it is known"), is_over=True)
+    choice = measure(clock, decode_ms=5, train_ms=10)
+    choice.is_decided = False
+    choice.conclude(lambda value: [value, None, 0.7], is_over=True)
+    assert choice.waited == 0.7 and choice.gpu_decodes
+    choice.conclude(lambda value: pytest.fail("it is known"), is_over=True)
 
 
 def test_what_the_run_has_measured_is_not_measured_again():
-    trial = DecoderTrial(CPU, ImageCheck(0, True, 0.3))
-    assert list(trial.watch(iter("abc"))) == ["a", "b", "c"]
-    trial.conclude(lambda value: pytest.fail("it is known"), is_over=True)
-    assert trial.gpu_decodes and not DecoderTrial(CPU, ImageCheck(0, True, 0.2)).gpu_decodes
+    choice = DecoderChoice(CPU, ImageCheck(0, True, 0.3))
+    assert list(choice.watch(iter("abc"))) == ["a", "b", "c"]
+    choice.conclude(lambda value: pytest.fail("it is known"), is_over=True)
+    assert choice.gpu_decodes and not DecoderChoice(CPU, ImageCheck(0, True, 0.2)).gpu_decodes
 
 
 @pytest.mark.gpu
@@ -144,7 +144,7 @@ def test_what_the_run_has_measured_is_not_measured_again():
 def test_a_gpu_that_waits_for_images_is_told_from_one_that_is_busy():
     def wait(decode_ms, train_ms, *, between_ms=0, every=1):
         """The wait that is measured if images and steps take so long, and something between."""
-        trial = DecoderTrial(CUDA, NEW)
+        choice = DecoderChoice(CUDA, NEW)
         numbers, cycles = range(40), 1.9e6 * train_ms
 
         def decode():
@@ -154,13 +154,13 @@ def test_a_gpu_that_waits_for_images_is_told_from_one_that_is_busy():
                 sleep(max(0, ready - perf_counter()))
                 yield number
 
-        for number in trial.watch(decode()):
+        for number in choice.watch(decode()):
             torch.cuda._sleep(int(cycles))
             if between_ms and number % every == every - 1:
                 torch.cuda.synchronize()
                 sleep(between_ms / 1e3)
-        trial.conclude(lambda value: [value], is_over=True)
-        return trial.waited
+        choice.conclude(lambda value: [value], is_over=True)
+        return choice.waited
 
     wait(1, 1)
     assert wait(30, 2) > 0.8
