@@ -7,7 +7,8 @@ import torch
 from safetensors import safe_open
 
 import phalanx
-from phalanx.export.metadata import METADATA_KEY, PT2_METADATA, read_metadata
+from phalanx.catalog.variant import METADATA_KEY
+from phalanx.export.metadata import PT2_METADATA, read_metadata
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import phalanx
+from phalanx.catalog.variant import METADATA_KEY
 from phalanx.cli.main import main
-from phalanx.export.metadata import METADATA_KEY, read_metadata
+from phalanx.export.metadata import read_metadata
 from small_layouts import write_splits
 
 

@@ -18,8 +18,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from phalanx.assemble.dataset_summary import Preprocessing
+from phalanx.catalog.variant import METADATA_KEY
 from phalanx.data.formats.decode import encode_png
-from phalanx.export.metadata import METADATA_KEY, ModelMetadata
+from phalanx.export.metadata import ModelMetadata
 
 SIZE, CLASSES, CHANNELS = 32, 7, 4
 NAME = "tiny"

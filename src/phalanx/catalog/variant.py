@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 NORM_LAYOUT_KEY = "norm-layout"  # in the metadata of a weights file; see Norm.layout
+METADATA_KEY = "phalanx"  # in the metadata of an exported file: a ModelMetadata as JSON
 
 
 @dataclass(frozen=True, kw_only=True)

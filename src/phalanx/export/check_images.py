@@ -47,7 +47,7 @@ def choose_check_images(
     # named data may hold validation images although the run had none
     is_scored = needs_data or session.plan.valid_images > 0
     problems: list[DataError] = []
-    for read_split in (_read_validation, _read_training)[not is_scored :]:
+    for read_split in (*[_read_validation] * is_scored, _read_training):
         try:
             return read_split(session, count)
         except DataError as problem:

@@ -3,7 +3,8 @@
 import zipfile
 from pathlib import Path
 
-from phalanx.export.metadata import METADATA_KEY, PT2_METADATA
+from phalanx.catalog.variant import METADATA_KEY
+from phalanx.export.metadata import PT2_METADATA
 
 _MAGIC_BYTES = {  # the first bytes of files that are mistaken for models
     b"PK\x03\x04": "a zip archive, as torch's .pth and .pt2 files are",

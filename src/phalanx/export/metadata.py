@@ -7,9 +7,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from phalanx.assemble.dataset_summary import Preprocessing
+from phalanx.catalog.variant import METADATA_KEY
 from phalanx.errors import CheckpointError, ConfigError
 
-METADATA_KEY = "phalanx"  # the key of this JSON in a file's own metadata
 PT2_METADATA = f"{METADATA_KEY}.json"  # one of the extra files of a pt2
 METADATA_FORMAT = 2  # 1 has no `weights`: they were always trained
 WeightsKind = Literal["trained", "file", "random"]  # by a run; read from --init-weights; neither

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.export import Dim
 
+from phalanx.catalog.variant import METADATA_KEY
 from phalanx.errors import CheckpointError
-from phalanx.export.metadata import ACTIVATION_MAP, LOGITS, METADATA_KEY, ModelMetadata
+from phalanx.export.metadata import ACTIVATION_MAP, LOGITS, ModelMetadata
 from phalanx.export.network import ExportNetwork
 from phalanx.export.parity import RunFailed, Runner
 

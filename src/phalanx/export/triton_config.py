@@ -2,7 +2,8 @@
 
 import json
 
-from phalanx.export.metadata import ACTIVATION_MAP, LOGITS, METADATA_KEY, ModelMetadata
+from phalanx.catalog.variant import METADATA_KEY
+from phalanx.export.metadata import ACTIVATION_MAP, LOGITS, ModelMetadata
 
 LABELS = "labels.txt"
 _QUEUE_DELAY_US = 500  # how long requests wait for others to share a batch

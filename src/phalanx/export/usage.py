@@ -3,7 +3,8 @@
 import json
 from collections.abc import Callable
 
-from phalanx.export.metadata import ACTIVATION_MAP, LOGITS, METADATA_KEY, ModelMetadata
+from phalanx.catalog.variant import METADATA_KEY
+from phalanx.export.metadata import ACTIVATION_MAP, LOGITS, ModelMetadata
 
 _RESIZE = """\
 def shares(old, new):  # of each old pixel in each new one, where there are fewer

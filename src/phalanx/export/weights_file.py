@@ -10,8 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from phalanx.catalog.variant import NORM_LAYOUT_KEY
-from phalanx.export.metadata import METADATA_KEY, ModelMetadata
+from phalanx.catalog.variant import METADATA_KEY, NORM_LAYOUT_KEY
+from phalanx.export.metadata import ModelMetadata
 from phalanx.export.network import ExportNetwork
 from phalanx.export.onnx_file import quiet_exporters
 from phalanx.export.parity import RunFailed, Runner

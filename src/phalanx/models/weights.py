@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from phalanx.catalog.variant import NORM_LAYOUT_KEY
+from phalanx.catalog.variant import METADATA_KEY, NORM_LAYOUT_KEY
 from phalanx.errors import CheckpointError
 from phalanx.units import format_some
 
@@ -25,7 +25,6 @@ _LEAST_WRAPPED = 1 / 3  # of a file's tensors are the network's, beside copies a
 _COUNTER = "num_batches_tracked"  # older files have none; nothing depends on it
 _MAGIC_BYTES = (b"PK\x03\x04", b"\x80")  # a zip archive, or the pickle of older versions
 _SHOWN = 3
-_EXPORT_KEY = "phalanx"  # of the metadata of an export
 _MODEL_SUFFIXES = {".onnx": "an ONNX model", ".pt2": "a model of torch.export"}
 # what torch's reader raises for a file that is cut short or is something else
 _READ_ERRORS = (
@@ -80,7 +79,7 @@ def read_exported_classes(path: Path) -> tuple[str, ...]:
     if path.suffix != ".safetensors":
         return ()
     with safe_open(path, framework="pt") as file:
-        text = (file.metadata() or {}).get(_EXPORT_KEY, "{}")
+        text = (file.metadata() or {}).get(METADATA_KEY, "{}")
     try:
         return tuple(map(str, json.loads(text).get("classes", ())))
     except (ValueError, TypeError, AttributeError, RecursionError):  # another program wrote it

@@ -4,9 +4,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from phalanx.catalog.variant import METADATA_KEY
 from phalanx.data.transforms.transform import CROPS
 from phalanx.errors import CheckpointError, ConfigError
-from phalanx.export.metadata import METADATA_KEY, ModelMetadata, read_metadata
+from phalanx.export.metadata import ModelMetadata, read_metadata
 from phalanx.plan.machine import resolve_device
 from phalanx.serve.backend import BackendOptions, refuse_text
 from phalanx.serve.batching import Outputs, Rows
