@@ -36,6 +36,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from math import isnan
@@ -252,7 +253,8 @@ def compile_cases(cases: Any, layers: list[Any], words: argparse.Namespace) -> N
             tensors = cases.make_tensors(layer, CHECKED, getattr(torch, words.half), "cuda")
             for case in list_chosen(cases, layer, words):
                 if case.way != "cudnn":
-                    case.run(tensors)
+                    with suppress(Exception):  # it is told when it is measured
+                        case.run(tensors)
 
     began = time.monotonic()
     count = CHOICES.compile_all(run_all)
@@ -352,7 +354,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--parts", default="trace,variants")
+    parser.add_argument("--parts", default="trace,variants", help="which of the two")
     parser.add_argument("--layers", help="their names, or how they begin: 14px,56px")
     parser.add_argument("--tasks", help="instead of all")
     parser.add_argument("--batch", type=int, default=256)

@@ -217,7 +217,7 @@ def _replay(graph: torch.cuda.CUDAGraph) -> list[Work]:
         torch.cuda.synchronize()
     events = [event for event in profiler.events() if str(event.device_type).endswith("CUDA")]
     events.sort(key=lambda event: event.time_range.start)
-    return [Work(event.name, event.device_time_total / 1e3, -1) for event in events]
+    return [Work(event.name, event.time_range.elapsed_us() / 1e3, -1) for event in events]
 
 
 def label_works(unlabelled: list[Work], labelled: list[Work]) -> list[Work]:
@@ -289,8 +289,8 @@ def trace_pass(device: str, batch: int, rate: float) -> tuple[list[str], list[st
         works = label_works(_replay(graph), works)
         lost = sum(work.operation < 0 for work in works)
         head.append(
-            f"replayed: {len(works)} kernels, {_add(works):.2f} ms; {lost} of them unknown; "
-            f"a pass in {min(times):.2f} to {max(times):.2f} ms, {batch / min(times):.1f} images/ms"
+            f"replayed: {len(works)} kernels, {_add(works):.2f} ms, {lost} of them unknown; a pass "
+            f"in {min(times):.2f} to {max(times):.2f} ms, {1e3 * batch / min(times):.0f} images/s"
         )
     rows = _make_rows(operations, works, rate)
     title = f"{'operation':24} {'largest':16} {'n':>4} {'ms':>7} {'floor':>7} {'gap':>7}"
