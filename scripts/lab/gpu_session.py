@@ -8,9 +8,10 @@ unmarked, tests that use a GPU where there is one; peers, EfficientNets' scoring
 training alternating with timm's; folder, training from photographs for eight epochs, three times by
 default, where the cores decode the first, then with one kind of decoder, and with synthetic images;
 slow, the same for EfficientNet-B4, which the cores can feed; damage, nvjpeg_damage.py; large,
-scoring batches with tensors of more than 2^31 elements; variants, decode_variants.py. Logs go to
---out, the end of each to the output. With --device cpu, folder and variants train something small,
-to try this out.
+scoring batches with tensors of more than 2^31 elements; variants, decode_variants.py; grouped,
+grouped_variants.py. Logs go to --out, the end of each to the output. With --device cpu, folder and
+variants train something small, and grouped takes 20 minutes in Triton's interpreter, to try this
+out.
 
 What to expect: no failure. EfficientNet-B0 in batches of 1, 32 and 256 at 1.9, 1.7 and 1.7 times
 timm's rate, B4 in batches of 1 and 5 at 1.5 and 1.7, from measurements in different calls; 1.4 for
@@ -206,6 +207,14 @@ def run_variants(job: Job) -> str:
     return job.log.read_text(encoding="utf-8")[-7500:]
 
 
+def run_grouped(job: Job) -> str:
+    """The tables of grouped_variants.py, the whole ones beside the log."""
+    left_s = max(30.0, job.ends_at - time.monotonic() - 60)
+    options = ["--device", job.words.device, "--out", str(job.log.parent / "grouped")]
+    job.call("scripts/lab/grouped_variants.py", *options, "--seconds", str(left_s))
+    return job.log.read_text(encoding="utf-8")[-SHOWN:]
+
+
 STAGES: dict[str, tuple[float, Callable[[Job], str]]] = {  # seconds at most
     "tests": (420, run_marked),
     "unmarked": (240, run_unmarked),
@@ -215,6 +224,7 @@ STAGES: dict[str, tuple[float, Callable[[Job], str]]] = {  # seconds at most
     "damage": (120, run_damage),
     "large": (120, run_large),
     "variants": (330, run_variants),
+    "grouped": (480, run_grouped),
 }
 
 
