@@ -16,7 +16,7 @@ from phalanx.assemble.prepare import PreparedRun, find_starting_point, refuse_ot
 from phalanx.disk import remove_quietly, write_atomically
 from phalanx.engine.checkpoint_store import list_checkpoints, parse_step
 from phalanx.engine.dynamic_loss_scale import DynamicLossScale
-from phalanx.errors import ConfigError, Stopped, UserError
+from phalanx.errors import ConfigError, NetworkError, Stopped, UserError
 from phalanx.plan.plan import Plan
 from phalanx.report.folder import RunFolder, format_json, read_json_object
 from phalanx.report.records import Records, read_metrics
@@ -133,7 +133,7 @@ class BlackBox:
     ) -> Iterator[None]:
         """Context that writes blackbox.json and the report if it fails.
 
-        Those of an earlier failure are removed.
+        Those of an earlier failure are removed. A lost rank leaves no report.
 
         read_metrics: returns the metrics of steps that were not read yet. write_metrics: adds the
         metrics of consecutive steps to the records.
@@ -157,8 +157,17 @@ class BlackBox:
                     write_metrics(known[-1]["step"] + 1 if known else began_at + 1, read_metrics())
                 self.records.flush()
                 self._write(failure, began_at)
-            self._write_report()
+            if not self._may_have_lost_a_rank(failure):
+                self._write_report()
             raise
+
+    def _may_have_lost_a_rank(self, failure: Exception) -> bool:
+        """Whether another rank may be gone, so that the run goes on when ranks are started again.
+
+        A collective call that breaks off raises an error of torch's.
+        """
+        is_own = isinstance(failure, UserError) and not isinstance(failure, NetworkError)
+        return self.session.rank_context.ranks is not None and not is_own
 
     def _write_report(self) -> None:
         """Write the report of a run that failed after its first step, if that can be done."""
