@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,6 +189,25 @@ def test_the_checkpoint_is_the_best_unless_another_is_asked_for(run, tmp_path):
         phalanx.load(copy, checkpoint="newest")
     with pytest.raises(CheckpointError, match="no checkpoint of step 11 is kept, only of steps 10"):
         phalanx.predict(copy, Image.new("L", (9, 9)), checkpoint=11)
+
+
+def test_a_full_disk_under_ranks_is_a_disk_error(tmp_path, monkeypatch):
+    """Running out of memory has the same exit code."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full.py").write_text(
+        "import resource, signal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"  # a checkpoint is larger
+        "import phalanx\n"
+        "from phalanx.errors import DiskError\n"
+        "try:\n"
+        "    phalanx.train('demo', steps=2, batch_size=8, replicas=2, devices=2, run_dir='run')\n"
+        "except DiskError:\n"
+        "    raise SystemExit(9)\n"
+    )
+    words = [sys.executable, "full.py"]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 9, done.stderr
 
 
 def test_validate_has_no_ranks():

@@ -82,7 +82,8 @@ def _train_on_ranks(prepared: "PreparedRun", flags: dict[str, str]) -> "Summary"
     if code == Stopped.exit_code:
         raise Stopped(f"stopped; continue with phalanx.train(resume={str(prepared.run.path)!r})")
     if code:
-        kinds = {kind.exit_code: kind for kind in UserError.__subclasses__()}
+        # the disk and memory share a code: the first kind, DiskError, stands for both
+        kinds = {kind.exit_code: kind for kind in reversed(UserError.__subclasses__())}
         kind = kinds.get(code, NetworkError)
         raise kind(f"{prepared.run.path}: a rank failed, and said why on standard error")
     return read_summary(prepared.run.path)

@@ -180,6 +180,17 @@ def test_a_resume_names_what_the_run_has_in_place_of_an_option(digits, tmp_path,
         assert err.startswith(said) and "None" not in err and err.count("\n") == 2
 
 
+def test_a_fork_is_not_suggested_for_another_network(digits, tmp_path, capsys):
+    run = tmp_path / "run"
+    main(small_run(digits, run, steps=2))
+    capsys.readouterr()
+    words = ["--resume", str(run), "--shortcut-type", "C", "--lr", "0.2"]
+    assert main(["train", *words]) == 2
+    err = capsys.readouterr().err
+    assert "--fork" not in err
+    assert err.endswith("--shortcut-type: the run's weights fit no other network; leave it out\n")
+
+
 def test_threads_are_the_runs_own_at_a_resume(digits, tmp_path, capsys):
     run = tmp_path / "run"
     main(small_run(digits, run, steps=2))

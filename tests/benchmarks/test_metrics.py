@@ -42,7 +42,12 @@ def test_the_worst_latencies_are_the_longest():
     ("rule", "output", "told"),
     [
         (MetricRule("t", regexp="t: (.*)"), "", "t: the output has no value of it"),
-        (MetricRule("t", regexp="t: (.*)", skip=2), "t: 1\nt: 2", "2 values were found, and 2 are"),
+        (
+            MetricRule("t", regexp="t: (.*)", skip=2),
+            "t: 1\nt: 2",
+            "t: found 2 values, and skip: 2 ",
+        ),
+        (MetricRule("t", regexp="t: (.*)", skip=1), "t: 1", "t: found 1 value, and skip: 1 leaves"),
         (MetricRule("t", regexp="t: (.*)"), "t: 1\nt: nan", "t: a value is not finite"),
         (MetricRule("t", regexp="t: (.*)"), "t: many", "could not convert string to float: 'many'"),
         (MetricRule("t", key="n"), "", "t: the command printed no JSON object"),

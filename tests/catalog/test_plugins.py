@@ -1,6 +1,7 @@
 """A user's own models and datasets, from a module beside the run."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -385,6 +386,18 @@ def test_the_example_of_the_page_works(here, capsys):
     assert main(["models", "show", "tiny", "--plugin", "my_things", "--classes", "7"]) == 0
     assert "made by my_things:build_tiny" in capsys.readouterr().out
     assert main(["plan", "--plugin", "my_things", "--model", "resnet16_wide"]) == 0
+
+
+def test_the_network_with_dropout_of_the_page_works(here, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+    (here / "my_nets.py").write_text(page.split("```python\n")[2].split("```")[0])
+    row = re.search(r"in my_things.py: (MODELS.*)", page)[1]
+    (here / "my_small_things.py").write_text(
+        "from phalanx.catalog.models import MODELS\n"
+        f"from phalanx.catalog.variant import OwnVariant\n\n{row}\n"
+    )
+    assert main(["models", "show", "small", "--plugin", "my_small_things", "--classes", "7"]) == 0
+    assert "head" in capsys.readouterr().out
 
 
 def test_rows_that_are_no_rows_are_refused(here):

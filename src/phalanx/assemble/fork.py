@@ -14,6 +14,7 @@ from phalanx.assemble.prepare import (
 )
 from phalanx.assemble.scoring_target import describe_other_val_split, find_checkpoint
 from phalanx.catalog.resnets import ResNetVariant
+from phalanx.config.changes import SHAPING
 from phalanx.config.read import Settings, find_length, read_stored_settings
 from phalanx.config.schema import OPTIONS, Config
 from phalanx.disk import quote_path
@@ -30,15 +31,6 @@ _NOT_INHERITED = ("run-dir", *_BEGINNING)
 # all use v = momentum * v + gradient; the state of any other optimizer has another meaning, even
 # under the same name: the velocities of lars and rmsprop_tf include the learning rate
 _SAME_VELOCITY = ("sgd", "momentum", "nesterov")
-_SHAPING = (  # options that decide which weights a model has, and group norm's layout
-    "model",
-    "norm-type",
-    "enable-fast-groupnorm",
-    "shortcut-type",
-    "stage1-projection",
-    "efficientnet-group-dim",
-    "efficientnet-expand-ratio",
-)
 
 
 def prepare_fork(
@@ -132,7 +124,7 @@ def _refuse_other_model(config: Config, dataset: DatasetSummary, start: Starting
     stored = {**facts["config"], "plugin": config.run.plugin}  # it may have moved since
     before = _resolve_shape(read_stored_settings(stored, flags={}, where="", name="").config)
     now = _resolve_shape(config)
-    for name in _SHAPING:
+    for name in SHAPING:
         if now[name] != before[name]:
             raise ConfigError(
                 f"--{name}: the checkpoint was trained with {before[name]}, and its weights "

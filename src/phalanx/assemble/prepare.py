@@ -13,7 +13,7 @@ from phalanx.assemble.dataset_summary import (
     plan_new_run,
 )
 from phalanx.assemble.find_data import make_data_dir_absolute, refuse_run_in_data
-from phalanx.config.changes import find_changes, format_flag
+from phalanx.config.changes import SHAPING, find_changes, format_flag
 from phalanx.config.read import Settings, dump_config, fill_older_options, read_stored_settings
 from phalanx.config.schema import Config
 from phalanx.config.text import read_option_file
@@ -285,7 +285,9 @@ def _refuse_other_maths(settings: Settings, stored: Mapping[str, Any], run: RunF
         folder = flags.pop("run-dir", "--run-dir NEW")
         command = run.fork_command.replace("--run-dir NEW", folder)
         way_out = f"start a new run from this one: {' '.join([command, *flags.values()])}"
-        raise ConfigError("\n".join([*lines, way_out]))
+        misfits = [name for name in SHAPING if name in changed]
+        way_outs = [f"--{n}: the run's weights fit no other network; leave it out" for n in misfits]
+        raise ConfigError("\n".join([*lines, *(way_outs or [way_out])]))
 
 
 def refuse_other_weights(run: RunFolder, config: Config) -> None:

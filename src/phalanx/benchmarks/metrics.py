@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from phalanx.benchmarks.schema import MetricRule
+from phalanx.units import format_plural
 
 _DEFAULT_RULES = (  # of commands that print a BenchResult
     MetricRule("throughput", key="images_per_second"),
@@ -90,7 +91,8 @@ def _reduce(rule: MetricRule, values: list[float]) -> float:
         raise MetricMissing(f"{rule.name}: a value is not finite")
     if len(values) <= rule.skip:
         raise MetricMissing(
-            f"{rule.name}: {len(values)} values were found, and {rule.skip} are to be left out"
+            f"{rule.name}: found {format_plural(len(values), 'value')}, and skip: {rule.skip} "
+            "leaves none; lower it, or measure more"
         )
     if rule.reduction_type == "mean":
         values = sorted(values, reverse=rule.name.startswith("latency"))[rule.skip :]

@@ -6,6 +6,16 @@ from typing import Any
 from phalanx.config.read import EXCLUSIVE, Settings
 from phalanx.config.schema import OPTIONS
 
+SHAPING = (  # options that decide which weights a model has, and group norm's layout
+    "model",
+    "norm-type",
+    "enable-fast-groupnorm",
+    "shortcut-type",
+    "stage1-projection",
+    "efficientnet-group-dim",
+    "efficientnet-expand-ratio",
+)
+
 
 def find_changes(settings: Settings, stored: Mapping[str, Any]) -> dict[str, str]:
     """The changed options that a resume must not change, each with the run's original flag.
