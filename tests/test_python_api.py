@@ -1,5 +1,6 @@
 """The functions of `import phalanx`, and the page that describes them."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import torch
 from PIL import Image
 
 import phalanx
+from phalanx.cli.main import main
 from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.report.predictions import read_predictions
 from small_photos import write_photos
@@ -88,6 +90,15 @@ def test_predict_answers_for_photographs_as_they_were_scored(tmp_path):
     files = [tmp_path / "data" / row.id for row in rows]
     answers = phalanx.predict(tmp_path / "run", files, checkpoint="last")
     assert [answer.probability for answer in answers] == [row.confidence for row in rows]
+
+
+def test_a_plan_without_data_is_that_of_the_command(capsys, monkeypatch):
+    monkeypatch.delenv("DATA_DIR", raising=False)
+    planned = phalanx.plan("mnist-resnet8", batch_size=32, device="cpu")
+    words = ["plan", "mnist-resnet8", "--batch-size", "32", "--device", "cpu"]
+    assert main([*words, "--no-memory", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plan"] == planned.to_dict()
+    assert planned.train_images == 60_000
 
 
 def test_a_file_of_options_may_be_a_path(tmp_path):

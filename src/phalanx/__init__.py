@@ -110,11 +110,15 @@ def validate(run: PathLike, *, checkpoint: str | int | None = None, **options: A
 
 
 def plan(preset: PathLike | None = None, **options: Any) -> "Plan":
-    """Every number derived from a preset or file and options."""
+    """Every number derived from a preset or file and options.
+
+    Where no folder is named, those of published datasets are from their published counts.
+    """
     from phalanx.assemble.dataset_summary import plan_run
     from phalanx.assemble.find_data import read_settings_with_data
 
-    return plan_run(read_settings_with_data(_preset(preset), _flags(options)))[0]
+    settings = read_settings_with_data(_preset(preset), _flags(options))
+    return plan_run(settings, without_data=True)[0]
 
 
 def load(run: PathLike, *, checkpoint: str | int | None = None, **options: Any) -> "LoadedModel":

@@ -17,7 +17,7 @@ from phalanx.errors import DivergedError
 from phalanx.optim.build import OPTIMIZERS, OptimSettings, build_optimizer
 from phalanx.report.compare import compare_runs
 from phalanx.report.folder import open_run
-from phalanx.report.records import read_averaged_top1, read_logs, read_scores
+from phalanx.report.records import read_averaged_scores, read_logs, read_scores
 from small_runs import read_result, small_run
 from small_states import take_step
 
@@ -93,9 +93,9 @@ def test_modes_differ_in_what_they_learn(digits, tmp_path):
 def test_averaged_weights_are_scored_beside_the_raw_ones(digits, tmp_path):
     run = tmp_path / "run"
     assert main(small_run(digits, run, ema_decay=0.5)) == 0
-    averaged = read_averaged_top1(run)
+    averaged = read_averaged_scores(run)
     assert list(averaged) == [row.step for row in read_scores(run)] == [6, 12, 18]
-    assert read_result(run)["averaged_top1"] == averaged[18]
+    assert read_result(run)["averaged_top1"] == averaged[18].top1
     assert "averaged top-1" in (run / "report.html").read_text()
 
 

@@ -1,6 +1,7 @@
 """The model card, whose programs run as they are."""
 
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +17,7 @@ from phalanx.data.formats.decode import decode
 from phalanx.data.transforms.transform import build_transform
 from phalanx.export import card_facts
 from phalanx.export.usage import describe_usage
+from small_layouts import write_splits
 
 
 def find_programs(card):
@@ -128,4 +130,51 @@ def test_averaged_weights_have_their_own_score(run, tmp_path):
     card = phalanx.export(run, format="safetensors", averaged=True, out=out).card.read_text()
     averaged = phalanx.validate(run / "checkpoints" / "best" / "average.safetensors", device="cpu")
     assert f"| top-1 | {averaged.top1:.2%} |" in card
-    assert "the averaged weights of the run" in card and "| top-5" not in card
+    assert "the averaged weights of the run" in card
+    assert f"| top-5 | {averaged.top5:.2%} |" in card and f"| loss | {averaged.loss:.4f} |" in card
+
+
+@pytest.fixture(scope="module")
+def photo_run(tmp_path_factory):
+    """Seven validation images and one that cannot be read; both kinds of averaged weights."""
+    root = write_splits(tmp_path_factory.mktemp("photos"), {"train": 4, "val": 4})
+    (root / "val" / "dog" / "dog3.jpg").write_bytes(b"no image")
+    phalanx.train(
+        data_dir=root,
+        run_dir=root.with_name("cut"),
+        model="resnet8",
+        image_size=16,
+        batch_size=4,
+        epochs=2,
+        ema_decay=0.5,
+        weight_avg_strategy="mean",
+        workers=0,
+        device="cpu",
+    )
+    return root.with_name("cut")
+
+
+def read_card(checkpoint, out, **options):
+    return phalanx.export(checkpoint, format="safetensors", out=out, **options).card.read_text()
+
+
+@pytest.mark.parametrize("kind", ["moving", "of checkpoints"])
+def test_averaged_weights_count_the_images_that_were_scored(photo_run, tmp_path, kind):
+    folder = photo_run / "checkpoints"
+    newest = folder / "step-00000004"
+    target = newest / "average.safetensors" if kind == "moving" else folder / "average"
+    row = phalanx.validate(target, device="cpu", workers=0)
+    low, high = row.interval95
+    assert row.scored == 7
+    options = {"averaged": True} if kind == "moving" else {}
+    checkpoint = newest if kind == "moving" else target
+    card = read_card(checkpoint, tmp_path / "a.safetensors", **options)
+    assert f"| top-1 | {row.top1:.2%} | {low:.2%} to {high:.2%} | 7 |" in card
+    assert f"| loss | {row.loss:.4f} | | 7 |" in card
+
+
+def test_a_score_without_records_does_not_guess_how_many_images_it_is_of(photo_run, tmp_path):
+    copy = tmp_path / "step-00000004"
+    shutil.copytree(photo_run / "checkpoints" / copy.name, copy)
+    row = phalanx.validate(copy, device="cpu", workers=0)
+    assert f"| top-1 | {row.top1:.2%} | | |" in read_card(copy, tmp_path / "a.safetensors")

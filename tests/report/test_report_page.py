@@ -15,6 +15,7 @@ from phalanx.report.records import Records, StepRow
 from phalanx.report.report_page import describe_data_wait, write_report
 from phalanx.report.summary import (
     AverageScore,
+    BestScore,
     Numerics,
     read_average_score,
     read_summary,
@@ -128,6 +129,22 @@ def test_one_epoch_is_singular(tmp_path):
     run = create_run(tmp_path / "one", config_text=CONFIG.format(lr=1), facts=make_facts())
     write_history(run.path, STEPS_PER_EPOCH)
     assert "steps 125 1 epoch " in read_page(run).text
+
+
+@pytest.mark.parametrize(
+    ("best", "told"),
+    [
+        (
+            BestScore(step=375, top1=0.81),
+            "at step 625, which was not saved\nthe best checkpoint: 81.00% at step 375",
+        ),
+        (None, "at step 625, which was not saved"),
+    ],
+)
+def test_a_better_score_than_that_of_any_checkpoint_is_told(tmp_path, best, told):
+    run = make_run(tmp_path / "run")
+    write_summary(run.path, make_summary(best=best))
+    assert f"best top-1 85.20% {told}" in read_page(run).text
 
 
 def test_the_average_of_checkpoints_is_told_while_it_is_there(tmp_path):

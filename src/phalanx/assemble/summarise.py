@@ -24,7 +24,7 @@ from phalanx.kernels.rounding import COUNTS
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
 from phalanx.report.environment import collect_environment
-from phalanx.report.records import read_averaged_top1, read_scores
+from phalanx.report.records import read_averaged_scores, read_scores
 from phalanx.report.summary import BestScore, InputNote, Numerics, Summary
 
 _SECONDS, _SAMPLES = 0.03, 16  # for each stage: a quick estimate, not a benchmark
@@ -56,6 +56,7 @@ def summarise_run(prepared: PreparedRun, session: Session, end: RunEnd) -> Summa
     best = choose_best_step(run.checkpoints, state.scores)
     newest = find_newest_checkpoint(run.checkpoints)
     row = next(iter(read_scores(run.path)[-1:]), None)
+    averaged = read_averaged_scores(run.path).get(state.step)
     memory = describe_memory(end.memory_rises, prepared.config, plan)
     return Summary(
         steps=state.step,
@@ -73,7 +74,7 @@ def summarise_run(prepared: PreparedRun, session: Session, end: RunEnd) -> Summa
         bad_images=tuple(sorted(state.bad_images.values())),
         finished=True,
         input=_describe_input(session),
-        averaged_top1=read_averaged_top1(run.path).get(state.step),
+        averaged_top1=averaged.top1 if averaged else None,
         numerics=_describe_numerics(state, plan, end.rounding_counts),
         memory=memory[0],
         memory_by_stage=memory if len(memory) > 1 else (),

@@ -51,7 +51,7 @@ from phalanx.plan.averaging import build_averaging, count_kept_checkpoints
 from phalanx.plan.layout import describe_devices, describe_layout
 from phalanx.profile.step_profiler import StepProfiler
 from phalanx.report.console import Console
-from phalanx.report.records import Records, read_averaged_top1, read_scores
+from phalanx.report.records import Records, read_averaged_scores, read_scores
 from phalanx.report.report_page import write_report
 from phalanx.report.summary import Summary, write_summary
 from phalanx.report.terminal import escape_name
@@ -351,7 +351,7 @@ def _score_checkpoints(training: TrainingRun, deps: LoopDependencies) -> None:
     """Score every checkpoint, and the live average in it, that has not been scored before."""
     state, run = training.session.state, training.prepared.run
     state.scores |= {row.step: row.top1 for row in read_scores(run.path)}
-    averaged = read_averaged_top1(run.path)
+    averaged = read_averaged_scores(run.path)
     last, weights = state.step, {n: t.clone() for n, t in state.model.state_dict().items()}
 
     def score_file(file: Path) -> Score:

@@ -13,8 +13,9 @@ from phalanx.errors import UserError
 from phalanx.export.metadata import ModelMetadata
 from phalanx.export.options import ExportSource
 from phalanx.report.folder import RunFolder, format_value
-from phalanx.report.records import read_averaged_top1, read_scores
+from phalanx.report.records import ScoreRow, read_averaged_scores, read_scores
 from phalanx.report.scores import wilson_interval
+from phalanx.report.summary import read_average_score
 from phalanx.units import format_some
 
 _MACHINE_OPTIONS = (  # options that do not affect the trained model
@@ -67,24 +68,39 @@ def _find_scores(
     checkpoint: ScorableCheckpoint, run: RunFolder | None, metadata: ModelMetadata
 ) -> list[str]:
     """Rows of the table of scores."""
-    facts = checkpoint.start.facts
-    images, step = int(facts["plan"]["valid_images"]), metadata.step
-    if checkpoint.start.use == "score average":
-        top1 = read_averaged_top1(run.path).get(step) if run else None
-        return [] if top1 is None else [_format_row("top-1", top1, images)]
-    if "averaged" in facts:
-        return []
-    try:
-        found = [row for row in read_scores(run.path) if row.step == step] if run else []
-    except UserError:  # the records are damaged, but the checkpoint has the score, too
-        found = []
-    if found:
-        row = found[-1]
+    row = _find_recorded_score(checkpoint, run, metadata.step)
+    if row is not None:
         rows = [_format_row("top-1", row.top1, row.scored)]
         rows += [] if row.top5 is None else [_format_row("top-5", row.top5, row.scored)]
         return [*rows, f"| loss | {row.loss:.4f} | | {row.scored:,} |"]
-    top1 = facts["state"].get("scores", {}).get(str(step))
-    return [] if top1 is None else [_format_row("top-1", float(top1), images)]
+    facts = checkpoint.start.facts
+    if checkpoint.start.use == "score average" or "averaged" in facts:
+        return []
+    # without the records: the checkpoint has its score, and unreadable images without their split
+    top1 = facts["state"].get("scores", {}).get(str(metadata.step))
+    if top1 is None:
+        return []
+    if facts["state"].get("bad_images"):
+        return [f"| top-1 | {float(top1):.2%} | | |"]
+    return [_format_row("top-1", float(top1), int(facts["plan"]["valid_images"]))]
+
+
+def _find_recorded_score(
+    checkpoint: ScorableCheckpoint, run: RunFolder | None, step: int | None
+) -> ScoreRow | None:
+    """The score of these weights in the records of their run; None if it has none."""
+    account = checkpoint.start.facts.get("averaged")
+    if run is None:
+        return None
+    try:
+        if checkpoint.start.use == "score average":
+            return read_averaged_scores(run.path).get(step or 0)
+        if account is not None:
+            average = read_average_score(run.path)
+            return average.average if average and average.account == account else None
+        return next((row for row in reversed(read_scores(run.path)) if row.step == step), None)
+    except UserError:  # the records are damaged, but the checkpoint may have the score, too
+        return None
 
 
 def _format_row(name: str, share: float, images: int) -> str:

@@ -328,13 +328,27 @@ def read_scores(folder: Path) -> list[ScoreRow]:
         return [parse_score(entry) for entry in read_metrics(folder, scores=True)]
 
 
-def read_averaged_top1(folder: Path) -> dict[int, float]:
-    """Top-1 of the averaged weights by step; empty if there are none."""
+def read_averaged_scores(folder: Path) -> dict[int, ScoreRow]:
+    """The evaluations of the averaged weights by step; empty if there are none."""
     path = folder / AVERAGED_FILE
     if not path.exists():
         return {}
     with convert_damage_errors(path), path.open(encoding="utf-8", newline="") as file:
-        return {int(row["step"]): float(row["top1"]) for row in csv.DictReader(file)}
+        rows = [_parse_score_cells(cells) for cells in csv.DictReader(file)]
+    return {row.step: row for row in rows}
+
+
+def _parse_score_cells(cells: dict[str, str]) -> ScoreRow:
+    """One row of averaged.csv."""
+    return ScoreRow(
+        step=int(cells["step"]),
+        epoch=float(cells["epoch"]),
+        scored=int(cells["scored"]),
+        top1=float(cells["top1"]),
+        top5=float(cells["top5"]) if cells["top5"] else None,
+        loss=float(cells["loss"]),
+        interval95=(float(cells["top1_low"]), float(cells["top1_high"])),
+    )
 
 
 def parse_score(entry: dict[str, Any]) -> ScoreRow:

@@ -20,7 +20,7 @@ from phalanx.report.predictions import (
     read_worst_mistakes,
 )
 from phalanx.report.records import LogRow, ScoreRow, read_logs, read_scores, read_steps
-from phalanx.report.summary import Summary, read_average_score, read_summary
+from phalanx.report.summary import BestScore, Summary, read_average_score, read_summary
 from phalanx.units import format_bytes, format_plural
 
 _MOST_CLASSES = 40  # with more, a matrix is unreadable, and only the worst pairs are shown
@@ -66,7 +66,6 @@ def _read_values(run: RunFolder) -> dict[str, Any]:
     is_finished = summary is not None and summary.finished
     parent = dict(flatten_facts(facts.get("parent") or {}))
     steps, logs, scores = read_steps(folder), read_logs(folder), read_scores(folder)
-    highest = max(scores, key=lambda row: row.top1, default=None)  # of equals the first
     has_average = (run.checkpoints / "average").exists()
     device = str((facts.get("chosen") or {}).get("device") or "")
     data_wait = _find_measurement("data_wait", summary, logs)
@@ -83,7 +82,7 @@ def _read_values(run: RunFolder) -> dict[str, Any]:
         "parent": " at step ".join(parent[key] for key in ("run", "step") if key in parent),
         "summary": summary,
         "score": scores[-1] if scores else None,
-        "best": (summary and summary.best) or highest,
+        "best": _find_best(summary, scores),
         "average": read_average_score(folder) if has_average else None,
         "last_step": steps["step"][-1] if steps["step"] else 0,
         "epochs": format_plural(float(f"{steps['epoch'][-1]:.4g}"), "epoch")
@@ -107,6 +106,13 @@ def _read_values(run: RunFolder) -> dict[str, Any]:
         "folder": folder,
         "files": list(_list_files(run)),
     }
+
+
+def _find_best(summary: Summary | None, scores: list[ScoreRow]) -> BestScore | ScoreRow | None:
+    """The highest score: that of the best checkpoint, unless a step that was not saved beats it."""
+    kept = summary.best if summary else None
+    highest = max(scores, key=lambda row: row.top1, default=None)  # of equals the first
+    return highest if kept is None or (highest and highest.top1 > kept.top1) else kept
 
 
 def _read_failure(folder: Path) -> str:

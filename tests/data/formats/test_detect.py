@@ -10,10 +10,11 @@ import pytest
 from PIL import Image
 
 from phalanx.assemble.find_data import read_settings_with_data
-from phalanx.data.formats.detect import describe_no_dataset, detect_datasets
+from phalanx.data.formats.detect import describe_no_dataset, detect_datasets, locate_dataset
 from phalanx.data.formats.sources import DATA_FORMATS
 from phalanx.data.formats.tfrecord import open_tfrecord
 from phalanx.data.formats.webdataset import open_tar
+from phalanx.data.layouts.listing import LayoutOptions
 from phalanx.errors import ConfigError, DataError
 from small_samples import make_samples, write_split
 
@@ -173,3 +174,13 @@ def test_what_is_handed_out_does_not_hide_what_was_built_of_it(tmp_path):
     write_files(tmp_path / "built", "train.phx", "valid.phx")
     data = read_settings_with_data("imagenet-resnet50", {"data-dir": str(tmp_path)}).config.data
     assert (data.data, data.data_dir) == ("packed", str(tmp_path / "built"))
+
+
+@pytest.mark.parametrize("flag", ["labels", "class_from"])
+def test_options_of_folders_are_not_taken_to_mean_that_a_packed_set_is_one(tmp_path, flag):
+    write_files(tmp_path, "train.phx", "valid.phx")
+    layout = LayoutOptions(**{flag: "labels.csv" if flag == "labels" else "prefix"})
+    shown = f"--{flag.replace('_', '-')}"
+    with pytest.raises(DataError, match=f"in the format packed.*give {shown} none"):
+        locate_dataset("packed", tmp_path, layout)
+    assert locate_dataset("packed", tmp_path, LayoutOptions()) == ("packed", tmp_path)

@@ -94,6 +94,8 @@ def locate_dataset(data: str, root: Path, layout: LayoutOptions) -> tuple[str, P
     with convert_read_errors(root):
         if plain and DATA_FORMATS[data].is_in(root):
             return data, root
+        if not plain and data not in FOLDER_FORMS:
+            _refuse_layout_option(data, root, layout)
     forms = {"imagenet": _IMAGENET_FORMS, "folder": FOLDER_FORMS}.get(data, (data,))
     there = detect_datasets(root, layout)
     found = [one for one in there if one.data in forms]
@@ -105,6 +107,16 @@ def locate_dataset(data: str, root: Path, layout: LayoutOptions) -> tuple[str, P
         return data, root
     same_files = data in FOLDER_FORMS and found[0].data in FOLDER_FORMS
     return data if same_files else found[0].data, found[0].folder
+
+
+def _refuse_layout_option(data: str, root: Path, layout: LayoutOptions) -> None:
+    """Raise DataError if a dataset that holds its own labels is to be read by those of a folder."""
+    if DATA_FORMATS[data].is_in(root):
+        flag = "--labels" if layout.labels is not None else "--class-from"
+        raise DataError(
+            f"{root}: is in the format {data}, which holds its labels; {flag} is for images in "
+            f"folders: give {flag} none"
+        )
 
 
 def _refuse_other_format(data: str, root: Path, there: list[DetectedDataset]) -> None:
