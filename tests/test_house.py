@@ -47,7 +47,7 @@ ORDER = (  # lowest first; rooms of one line do not import each other
     ("assemble",),
     ("export", "lightning", "client"),
     ("serve",),
-    ("bench", "benchmarks", "sweep", "launch"),
+    ("bench", "benchmarks", "sweep", "launch", "check"),
     ("cli",),
 )
 HEIGHT = {room: height for height, rooms in enumerate(ORDER) for room in rooms}

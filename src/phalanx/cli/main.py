@@ -33,6 +33,7 @@ COMMANDS = {  # name: (module, what it does)
     "export": ("export", "write a model for other programs: ONNX, pt2, safetensors, timm, Triton"),
     "serve": ("serve", "serve a model over HTTP"),
     "request": ("request", "send images to a server, and measure it"),
+    "check": ("check", "prove on this machine that runs resume and repeat bit for bit"),
     "plan": ("plan", "show every derived number before anything runs"),
     "report": ("runs", "rebuild a run's report.html"),
     "compare": ("runs", "show where two runs differ"),

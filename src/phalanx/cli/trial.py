@@ -1,4 +1,4 @@
-"""A trial of a sweep: `python -m phalanx.cli.trial train ...`, which does not outlive the sweep."""
+"""`python -m phalanx.cli.trial train ...`: a run of a sweep or check, which does not outlive it."""
 
 import os
 import signal
@@ -8,6 +8,6 @@ from phalanx.cli.main import main
 from phalanx.parent_process import watch_parent
 
 if __name__ == "__main__":
-    # it finishes its step, saves and leaves, as if the sweep had passed a signal on
+    # it finishes its step, saves and leaves, as if a signal had been passed on
     watch_parent(sys.stdin.fileno(), lambda: os.kill(os.getpid(), signal.SIGTERM))
     sys.exit(main())

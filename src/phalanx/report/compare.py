@@ -151,7 +151,7 @@ def render_comparison(comparison: _Comparison) -> str:
             *_difference_lines("Data", c.data, same="the same fingerprints"),
             *_difference_lines("Code and machine", c.surroundings, same="the same"),
             "Numbers",
-            f"  {_describe_divergence(c)}",
+            f"  {describe_divergence(c)}",
             "",
             "Scores",
             *(f"  {line}" for line in _score_lines(c)),
@@ -169,7 +169,7 @@ def _difference_lines(title: str, rows: list[_Difference], *, same: str) -> list
     return [title, *lines, ""]
 
 
-def _describe_divergence(c: _Comparison) -> str:
+def describe_divergence(c: _Comparison) -> str:
     """Where the numbers diverge, in words."""
     if c.steps_shared == 0:
         return "there is no step that both runs recorded"

@@ -1,0 +1,1 @@
+"""A config's promises, tried on this machine with its own data."""
