@@ -247,9 +247,13 @@ def test_training_tells_an_image_that_changed_from_one_that_never_was_good(tmp_p
     )
     with Loader(recipe, workers=0, max_bad=2) as loader:
         next(loader.steps_from(0, 1, micro_batch=9))
-        assert sorted(loader.bad_images["train"]) == [4, 8]
-        assert loader.bad_images["train"][4].endswith("4 ü.jpg: its bytes changed after packing")
-        assert "changed" not in loader.bad_images["train"][8]
+        assert sorted(loader.problems["train"].bad_images) == [4, 8]
+        assert (
+            loader.problems["train"]
+            .bad_images[4]
+            .endswith("4 ü.jpg: its bytes changed after packing")
+        )
+        assert "changed" not in loader.problems["train"].bad_images[8]
 
 
 def test_a_file_of_another_format_number_is_refused(tmp_path):
