@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from phalanx.catalog.datasets import DATASETS
+from phalanx.catalog.datasets import CENTRE_CROP_FRACTION, DATASETS
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
@@ -289,13 +289,6 @@ def adapt_settings(settings: Settings, counts: DatasetCounts) -> Settings:
     )
 
 
-def _find_centre_share() -> float:
-    """The default share of the short side that is seen in evaluation, for old checkpoints."""
-    from phalanx.data.transforms.transform import CENTRE_CROP_FRACTION
-
-    return CENTRE_CROP_FRACTION
-
-
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
     """How pixels become the model's input; stored with the weights."""
@@ -304,7 +297,7 @@ class Preprocessing:
     augment: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    eval_crop: float = field(default_factory=_find_centre_share)
+    eval_crop: float = CENTRE_CROP_FRACTION  # of older checkpoints, which do not have it
     normalization: str = "mean-std"
     exif_orientation: bool = False  # older checkpoints do not have it, and did not turn images
 

@@ -16,12 +16,12 @@ from phalanx.assemble.dataset_summary import (
 )
 from phalanx.assemble.find_data import infer_data_flags, read_settings_with_data, use_random_data
 from phalanx.assemble.prepare import StartingPoint
+from phalanx.catalog.datasets import CENTRE_CROP_FRACTION
 from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.config.fields import match_case
 from phalanx.config.presets import is_preset, iterate_old_presets, iterate_presets
 from phalanx.config.read import Settings, merge_layers, read_flags, read_stored_settings
 from phalanx.config.schema import Config
-from phalanx.data.transforms.transform import CENTRE_CROP_FRACTION
 from phalanx.disk import expand_home, quote_path
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
