@@ -1,7 +1,6 @@
 """What a config's dataset contains, the resulting plan, and how its batches are made."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -63,7 +62,12 @@ def inspect_dataset(config: Config) -> DatasetSummary:
     """The summary of a config's dataset: images and classes are counted, files fingerprinted."""
     if config.data.data in RANDOM_DATASETS:
         return summarise_random_dataset(config)
-    from phalanx.data.formats.detect import count_ignored, find_image_bytes, has_boxes
+    from phalanx.data.formats.detect import (
+        count_ignored,
+        describe_data_layout,
+        find_image_bytes,
+        has_boxes,
+    )
     from phalanx.data.formats.index import IndexedSource
     from phalanx.data.formats.sources import ValSplit, has_valid_split, open_source
     from phalanx.data.verify.manifest import find_manifest
@@ -84,6 +88,10 @@ def inspect_dataset(config: Config) -> DatasetSummary:
     manifest = find_manifest(expand_home(folder), fingerprints) if folder else None
     if config.augment.use_bbox_info and isinstance(sources["train"], IndexedSource):
         fingerprints["train"] |= {"boxes_sha256": sources["train"].index.hash_boxes()}
+    lines = [describe_data_layout(data, expand_home(folder), layout)] if folder else []
+    if wanted is not None:
+        images = format_plural(len(sources.get("valid", ())), "image")
+        lines.append(f"{images} held out by --val-split {wanted}")
     return DatasetSummary(
         counts=DatasetCounts(
             train_images=len(sources["train"]),
@@ -100,23 +108,9 @@ def inspect_dataset(config: Config) -> DatasetSummary:
         image_bytes=find_image_bytes(sources["train"]),
         has_boxes=has_boxes(sources["train"]),
         manifest=manifest,
-        layout="; ".join(_describe_data(config, len(sources.get("valid", ())))),
+        layout="; ".join(filter(None, lines)),
         ignored=count_ignored(sources.values()),
     )
-
-
-def _describe_data(config: Config, valid_images: int) -> Iterator[str]:
-    """How a folder is read, and how many images --val-split held out."""
-    from phalanx.data.formats.detect import describe_data_layout
-
-    data, folder = locate_data(config)
-    if folder is not None and (
-        text := describe_data_layout(data, expand_home(folder), build_layout_options(config))
-    ):
-        yield text
-    if config.data.val_split is not None:
-        images = format_plural(valid_images, "image")
-        yield f"{images} held out by --val-split {config.data.val_split}"
 
 
 def locate_data(config: Config) -> tuple[str, str | None]:
