@@ -239,12 +239,7 @@ def choose_pipeline_splits(settings: Settings, counts: DatasetCounts) -> Setting
                 f"--pipeline-schedule {config.pipeline.pipeline_schedule} has no effect with "
                 "--shards alone, whose stages take turns; --pipeline lets them work at once"
             )
-    return replace(
-        settings,
-        config=config.replace_options(changes),
-        origins=settings.origins | dict.fromkeys(changes, CHOSEN_ORIGIN),
-        notes=(*settings.notes, *notes),
-    )
+    return settings.replace_options(changes, origin=CHOSEN_ORIGIN, notes=notes)
 
 
 def plan_settings(settings: Settings, counts: DatasetCounts) -> Plan:
@@ -274,13 +269,9 @@ def adapt_settings(settings: Settings, counts: DatasetCounts) -> Settings:
     lengths, notes = adapt_schedule(config.schedule, inherited, left, settings.preset_length)
     origins = {name: f"{settings.origins[name]}, shortened" for name in lengths}
     defaults, not_averaged = adapt_averaging(config, inherited, run)
-    origins |= dict.fromkeys(defaults, "default")
-    return replace(
-        settings,
-        config=config.replace_options({**lengths, **defaults}),
-        origins=settings.origins | origins,
-        notes=(*settings.notes, *notes, *not_averaged),
-    )
+    adapted = settings.replace_options(lengths, notes=notes)
+    adapted = replace(adapted, origins=adapted.origins | origins)
+    return adapted.replace_options(defaults, origin="default", notes=not_averaged)
 
 
 @dataclass(frozen=True, kw_only=True)

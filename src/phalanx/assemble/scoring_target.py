@@ -216,7 +216,7 @@ def adapt_settings_to_scoring(settings: Settings) -> Settings:
         "validation-device": None,  # only used during training
         "replicas": machine.replicas or 1,  # needed to count the images of a step
     }
-    return replace(settings, config=settings.config.replace_options(changes))
+    return settings.replace_options(changes)
 
 
 def _read_scoring_flags(flags: Mapping[str, str]) -> dict[str, str]:
