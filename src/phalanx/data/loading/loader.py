@@ -301,15 +301,14 @@ class Loader:
 
     def _backend(self, split: Split) -> BatchBackend:
         if split not in self._backends:
-            open_rows = partial(self._open_rows, split)
-            made = self._build_backend(self.reader(split), open_rows)
-            self._backends[split] = made or self._build_host_backend(self.reader(split), open_rows)
+            reader, open_rows = self.reader(split), partial(self._open_rows, split)
+            backend = self._build_backend(reader, open_rows)
+            if backend is None and self.workers:
+                backend = _WorkerBackend(reader, open_rows, self._allocate)
+            elif backend is None:
+                backend = _HostBackend(reader, self._allocate, feeds_cpu=self._feeds_cpu)
+            self._backends[split] = backend
         return self._backends[split]
-
-    def _build_host_backend(self, reader: Reader, open_rows: OpenRows) -> BatchBackend:
-        if self.workers:
-            return _WorkerBackend(reader, open_rows, self._allocate)
-        return _HostBackend(reader, self._allocate, feeds_cpu=self._feeds_cpu)
 
     def _open_rows(
         self, split: Split, requests: Iterable[BatchRequest]
