@@ -137,8 +137,7 @@ def test_generated_images_can_be_loaded(workers):
         transform=TransformSpec(augment="none"),
         seed=1,
         order=Order(images=64, global_batch=16, seed=1),
-        generated_images=64,
-        generated_valid_images=10,
+        valid_images=10,
     )
     with Loader(spec, workers=workers) as loader:
         [[step]] = loader.steps_from(2, 3, micro_batch=16)

@@ -31,7 +31,7 @@ from phalanx.data.transforms.transform import TransformSpec
 from phalanx.plan.order import Order
 order = Order(images=4000, global_batch=512, seed=1)
 spec = InputSpec(data="generated", image_size=512, transform=TransformSpec(augment="resized-crop"),
-                 seed=1, order=order, generated_images=4000)
+                 seed=1, order=order)
 loader = Loader(spec, workers=3)
 steps = loader.steps_from(0, 1000, micro_batch=512)
 {wait}
