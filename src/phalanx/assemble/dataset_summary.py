@@ -169,10 +169,11 @@ def summarise_published(config: Config) -> DatasetSummary | None:
     )
 
 
-def summarise_dataset(config: Config) -> DatasetSummary:
-    """The summary of the dataset, or the catalog's facts about it if no folder is named."""
+def summarise_dataset(config: Config, *, without_data: bool) -> DatasetSummary:
+    """The summary of the dataset; without_data: the catalog's facts if no folder is named."""
     missing = DATASETS[config.data.data].needs_folder and config.data.data_dir is None
-    return (summarise_published(config) if missing else None) or inspect_dataset(config)
+    known = summarise_published(config) if without_data and missing else None
+    return known or inspect_dataset(config)
 
 
 class PlannedRun(NamedTuple):
@@ -200,7 +201,7 @@ def plan_new_run(
     """
     settings = resolve_replicas(settings)
     config = settings.config
-    dataset = summarise_dataset(config) if without_data else inspect_dataset(config)
+    dataset = summarise_dataset(config, without_data=without_data)
     adapted = adapt_settings(settings, dataset.counts)
     is_cropped = DATASETS[config.data.data].augment == "resized-crop"  # else the plan says it
     if config.augment.use_bbox_info and is_cropped and not dataset.has_boxes:

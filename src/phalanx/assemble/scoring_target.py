@@ -10,7 +10,6 @@ from phalanx.assemble.dataset_summary import (
     adapt_settings,
     build_layout_options,
     choose_normalization,
-    inspect_dataset,
     locate_data,
     summarise_dataset,
 )
@@ -330,8 +329,7 @@ def plan_untrained_model(
 
     without_data: if no folder is named, the catalog's facts about the dataset are used.
     """
-    config = settings.config
-    dataset = summarise_dataset(config) if without_data else inspect_dataset(config)
+    dataset = summarise_dataset(settings.config, without_data=without_data)
     adapted = adapt_settings(adapt_settings_to_scoring(settings), dataset.counts)
     plan = make_plan(
         adapted.config,
