@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from phalanx.catalog.datasets import DATASETS
-from phalanx.data.formats.decode import decode
+from phalanx.data.formats.decode import EncodedImage
 from phalanx.data.formats.detect import detect_datasets
 from phalanx.data.formats.sources import Split
 from phalanx.data.loading.device import Normaliser
@@ -45,7 +45,7 @@ COMPARED = 4  # batches whose pixels are compared
 
 def decode_here(files: list[Tensor]) -> list[Tensor]:
     """The CPU in place of the GPU decoder."""
-    decoded = [decode(file.numpy().tobytes(), "image") for file in files]
+    decoded = [EncodedImage(file.numpy().tobytes(), "image").decode() for file in files]
     return [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in decoded]
 
 

@@ -29,7 +29,7 @@ from phalanx.catalog.datasets import IMAGENET_MEAN, IMAGENET_STD
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.catalog.variant import Variant
-from phalanx.data.formats.decode import decode
+from phalanx.data.formats.decode import EncodedImage
 from phalanx.data.loading.device import Normaliser
 from phalanx.data.transforms.transform import TransformSpec, build_transform
 from phalanx.models.build import build_model
@@ -106,7 +106,7 @@ def read_crops(images: list[Path], size: int) -> Bytes:
     crops = np.empty((len(images), size, size, 3), np.uint8)
     transform = build_transform(TransformSpec(augment="resized-crop"))
     for path, crop in zip(images, crops, strict=True):
-        transform.apply_evaluation(decode(path.read_bytes(), path.name), crop)
+        transform.apply_evaluation(EncodedImage(path.read_bytes(), path.name).decode(), crop)
     return crops
 
 

@@ -67,7 +67,7 @@ from phalanx.assemble.dataset_summary import build_input_spec, plan_run
 from phalanx.assemble.feed import LoadedFeed
 from phalanx.assemble.session import Session
 from phalanx.config.read import read_settings
-from phalanx.data.formats.decode import decode
+from phalanx.data.formats.decode import EncodedImage
 from phalanx.data.loading import gpu_decode
 from phalanx.data.loading.device import allocate_pinned
 from phalanx.data.loading.gpu_decode import Decode, GpuDecoder
@@ -147,7 +147,7 @@ def parse_variant(name: str) -> Variant:
 
 def decode_here(files: list[Tensor]) -> list[Tensor]:
     """The CPU in place of the GPU."""
-    decoded = [decode(file.numpy().tobytes(), "image") for file in files]
+    decoded = [EncodedImage(file.numpy().tobytes(), "image").decode() for file in files]
     return [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in decoded]
 
 

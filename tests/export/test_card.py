@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 
 import phalanx
 from phalanx.assemble.build import build_normaliser
-from phalanx.data.formats.decode import decode
+from phalanx.data.formats.decode import EncodedImage
 from phalanx.data.transforms.transform import build_transform
 from phalanx.export import card_facts
 from phalanx.export.usage import describe_usage
@@ -64,7 +64,7 @@ def test_the_cards_preparation_is_ours(exported, augment, how, tmp_path):
     exec(program, names)
     found = names["prepare"](tmp_path / "a.png")
     pixels = np.zeros((1, 12, 12, 3), np.uint8)
-    image = decode((tmp_path / "a.png").read_bytes(), "a.png", upright=True)
+    image = EncodedImage((tmp_path / "a.png").read_bytes(), "a.png", upright=True).decode()
     build_transform(preprocessing.transform).apply_evaluation(image, pixels[0])
     ours = build_normaliser(preprocessing, torch.device("cpu"))(pixels)[0].numpy()
     assert found.dtype == np.float32 and found.shape == ours.shape
@@ -83,7 +83,7 @@ def test_the_card_opens_photos_that_are_turned_or_have_16_bits_as_we_do(exported
     exif[0x0112] = 6
     grey = np.add.outer(700 * np.arange(30), 300 * np.arange(20)).astype(np.uint16)
     Image.fromarray(grey).save(tmp_path / "a.png", exif=exif)
-    ours = decode((tmp_path / "a.png").read_bytes(), "a.png", upright=True)
+    ours = EncodedImage((tmp_path / "a.png").read_bytes(), "a.png", upright=True).decode()
     assert np.array_equal(np.asarray(names["open_image"](tmp_path / "a.png")), ours)
 
 

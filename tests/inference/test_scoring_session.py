@@ -1,5 +1,8 @@
 """A session scores by the folded model where there is one, always with the weights of now."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -88,3 +91,19 @@ def test_strict_runs_are_scored_by_their_modules(opened):
     with open_session(determinism="strict") as session:
         assert session.find_scoring_model() is session.model
         assert session.evaluate([batch()]) is not None and not made
+
+
+WITHOUT_COMPILER = """
+import sys
+from phalanx.cli.main import main
+
+assert main(sys.argv[1:]) == 0
+assert "torch._dynamo" not in sys.modules, "torch's compiler was imported"
+"""
+
+
+@pytest.mark.parametrize("model", ["resnet8", "efficientnet_b0"])
+def test_scoring_does_not_wait_for_torchs_compiler_to_be_imported(model):
+    flags = {"data": "generated", "image-size": "32", "valid-batch-size": "50"}
+    words = [f"--{name}={value}" for name, value in {**flags, "device": "cpu"}.items()]
+    subprocess.run([sys.executable, "-c", WITHOUT_COMPILER, "validate", model, *words], check=True)

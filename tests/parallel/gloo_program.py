@@ -1,5 +1,6 @@
 """A rank that adds numbers with its peers through gloo, and continues from the last sum saved."""
 
+import faulthandler
 import os
 import sys
 import time
@@ -12,14 +13,14 @@ import torch  # noqa: E402 - a rank may be killed while it imports this
 import torch.distributed as dist  # noqa: E402
 
 from phalanx.parallel.supervisor import watch_supervisor  # noqa: E402
-from phalanx.parallel.watchdog import Watchdog, enable_stack_dumps  # noqa: E402
+from phalanx.parallel.watchdog import Watchdog  # noqa: E402
 
 STEPS = 1500
 
 
 def main(folder: Path) -> int:
     watch_supervisor()
-    enable_stack_dumps()
+    faulthandler.enable(2)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(address, port, ranks, rank == 0, timedelta(seconds=60))

@@ -4,6 +4,7 @@ Like the ranks of a run it may watch its supervisor and show its stack; that is 
 since most of the many ranks of the tests need neither.
 """
 
+import faulthandler
 import os
 import signal  # noqa: F401 - for the code that is given
 import sys
@@ -54,9 +55,7 @@ def watch() -> None:
 
 
 def show_stack_when_aborted() -> None:
-    from phalanx.parallel.watchdog import enable_stack_dumps
-
-    enable_stack_dumps()
+    faulthandler.enable(2)
 
 
 write_pid(rank, os.getpid())

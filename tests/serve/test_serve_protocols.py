@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from phalanx.data.formats.decode import decode, encode_png
+from phalanx.data.formats.decode import EncodedImage, encode_png
 from phalanx.data.transforms.transform import build_transform
 from small_server import (
     CLASSES,
@@ -40,7 +40,9 @@ def prepare(png: bytes) -> np.ndarray:
     """An image file as the model's input, by torch's formula."""
     preprocessing = make_metadata().preprocessing
     pixels = np.zeros((SIZE, SIZE, 3), np.uint8)
-    build_transform(preprocessing.transform).apply_evaluation(decode(png, "image"), pixels)
+    build_transform(preprocessing.transform).apply_evaluation(
+        EncodedImage(png, "image").decode(), pixels
+    )
     scaled = pixels.astype(np.float64) / 255
     normalised = (scaled - preprocessing.mean) / preprocessing.std
     return normalised.transpose(2, 0, 1).astype(np.float32)
@@ -105,7 +107,7 @@ def test_predict_details_show_the_image_as_it_was_seen_and_the_map(server: Runni
     assert kind == "data:image/png;base64"
     pixels = np.zeros((SIZE, SIZE, 3), np.uint8)
     build_transform(make_metadata().preprocessing.transform).apply_evaluation(
-        decode(png, ""), pixels
+        EncodedImage(png, "").decode(), pixels
     )
     assert base64.b64decode(data) == encode_png(pixels)
     given, raw = np.array(found["activation_map"]), direct(prepare(png)[None])[1][0]
@@ -266,7 +268,7 @@ def test_a_model_that_takes_pixels_gets_them(tmp_path):
     png = make_png(11)
     seen = np.zeros((1, SIZE, SIZE, 3), np.uint8)
     transform = build_transform(make_metadata().preprocessing.transform)
-    transform.apply_evaluation(decode(png, "image"), seen[0])
+    transform.apply_evaluation(EncodedImage(png, "image").decode(), seen[0])
     best = int(session.run(["logits"], {"image": seen})[0].argmax())
     with open_server(file) as server, triton.InferenceServerClient(server.url[7:]) as client:
         given = triton.InferInput("image", pixels.shape, "UINT8")

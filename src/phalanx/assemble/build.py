@@ -83,8 +83,8 @@ def build_network(
         for module in model.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 module.to(getattr(torch, plan.half_type))
-    if with_init_weights:
-        _load_init_weights(model, config)
+    if with_init_weights and config.model.init_weights is not None:
+        _load_init_weights(model, Path(config.model.init_weights), config)
     if stage is not None:
         model = _build_stage(model, plan, stage)
     if plan.recompute_patterns is not None:
@@ -111,11 +111,9 @@ def _build_stage(model: nn.Module, plan: Plan, stage: int) -> ModelPart:
     return parts[stage]
 
 
-def _load_init_weights(model: nn.Module, config: Config) -> None:
-    """Replace a fresh model's weights by those of --init-weights, if the option is given."""
-    if config.model.init_weights is None:
-        return
-    path, variant = Path(config.model.init_weights), build_variant(config)
+def _load_init_weights(model: nn.Module, path: Path, config: Config) -> None:
+    """Replace a fresh model's weights by those of --init-weights."""
+    variant = build_variant(config)
     tensors = read_weights(path, model.state_dict())
     layout = read_norm_layout(path)
     if layout != variant.norm.layout:

@@ -1,12 +1,11 @@
 """What a config's dataset contains, the resulting plan, and how its batches are made."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from phalanx.catalog.datasets import DATASETS
+from phalanx.catalog.datasets import CENTRE_CROP_FRACTION, DATASETS
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
@@ -63,7 +62,12 @@ def inspect_dataset(config: Config) -> DatasetSummary:
     """The summary of a config's dataset: images and classes are counted, files fingerprinted."""
     if config.data.data in RANDOM_DATASETS:
         return summarise_random_dataset(config)
-    from phalanx.data.formats.detect import count_ignored, find_image_bytes, has_boxes
+    from phalanx.data.formats.detect import (
+        count_ignored,
+        describe_data_layout,
+        find_image_bytes,
+        has_boxes,
+    )
     from phalanx.data.formats.index import IndexedSource
     from phalanx.data.formats.sources import ValSplit, has_valid_split, open_source
     from phalanx.data.verify.manifest import find_manifest
@@ -84,6 +88,10 @@ def inspect_dataset(config: Config) -> DatasetSummary:
     manifest = find_manifest(expand_home(folder), fingerprints) if folder else None
     if config.augment.use_bbox_info and isinstance(sources["train"], IndexedSource):
         fingerprints["train"] |= {"boxes_sha256": sources["train"].index.hash_boxes()}
+    lines = [describe_data_layout(data, expand_home(folder), layout)] if folder else []
+    if wanted is not None:
+        images = format_plural(len(sources.get("valid", ())), "image")
+        lines.append(f"{images} held out by --val-split {wanted}")
     return DatasetSummary(
         counts=DatasetCounts(
             train_images=len(sources["train"]),
@@ -100,23 +108,9 @@ def inspect_dataset(config: Config) -> DatasetSummary:
         image_bytes=find_image_bytes(sources["train"]),
         has_boxes=has_boxes(sources["train"]),
         manifest=manifest,
-        layout="; ".join(_describe_data(config, len(sources.get("valid", ())))),
+        layout="; ".join(filter(None, lines)),
         ignored=count_ignored(sources.values()),
     )
-
-
-def _describe_data(config: Config, valid_images: int) -> Iterator[str]:
-    """How a folder is read, and how many images --val-split held out."""
-    from phalanx.data.formats.detect import describe_data_layout
-
-    data, folder = locate_data(config)
-    if folder is not None and (
-        text := describe_data_layout(data, expand_home(folder), build_layout_options(config))
-    ):
-        yield text
-    if config.data.val_split is not None:
-        images = format_plural(valid_images, "image")
-        yield f"{images} held out by --val-split {config.data.val_split}"
 
 
 def locate_data(config: Config) -> tuple[str, str | None]:
@@ -175,10 +169,11 @@ def summarise_published(config: Config) -> DatasetSummary | None:
     )
 
 
-def summarise_dataset(config: Config) -> DatasetSummary:
-    """The summary of the dataset, or the catalog's facts about it if no folder is named."""
+def summarise_dataset(config: Config, *, without_data: bool) -> DatasetSummary:
+    """The summary of the dataset; without_data: the catalog's facts if no folder is named."""
     missing = DATASETS[config.data.data].needs_folder and config.data.data_dir is None
-    return (summarise_published(config) if missing else None) or inspect_dataset(config)
+    known = summarise_published(config) if without_data and missing else None
+    return known or inspect_dataset(config)
 
 
 class PlannedRun(NamedTuple):
@@ -206,7 +201,7 @@ def plan_new_run(
     """
     settings = resolve_replicas(settings)
     config = settings.config
-    dataset = summarise_dataset(config) if without_data else inspect_dataset(config)
+    dataset = summarise_dataset(config, without_data=without_data)
     adapted = adapt_settings(settings, dataset.counts)
     is_cropped = DATASETS[config.data.data].augment == "resized-crop"  # else the plan says it
     if config.augment.use_bbox_info and is_cropped and not dataset.has_boxes:
@@ -245,12 +240,7 @@ def choose_pipeline_splits(settings: Settings, counts: DatasetCounts) -> Setting
                 f"--pipeline-schedule {config.pipeline.pipeline_schedule} has no effect with "
                 "--shards alone, whose stages take turns; --pipeline lets them work at once"
             )
-    return replace(
-        settings,
-        config=config.replace_options(changes),
-        origins=settings.origins | dict.fromkeys(changes, CHOSEN_ORIGIN),
-        notes=(*settings.notes, *notes),
-    )
+    return settings.replace_options(changes, origin=CHOSEN_ORIGIN, notes=notes)
 
 
 def plan_settings(settings: Settings, counts: DatasetCounts) -> Plan:
@@ -280,20 +270,9 @@ def adapt_settings(settings: Settings, counts: DatasetCounts) -> Settings:
     lengths, notes = adapt_schedule(config.schedule, inherited, left, settings.preset_length)
     origins = {name: f"{settings.origins[name]}, shortened" for name in lengths}
     defaults, not_averaged = adapt_averaging(config, inherited, run)
-    origins |= dict.fromkeys(defaults, "default")
-    return replace(
-        settings,
-        config=config.replace_options({**lengths, **defaults}),
-        origins=settings.origins | origins,
-        notes=(*settings.notes, *notes, *not_averaged),
-    )
-
-
-def _find_centre_share() -> float:
-    """The default share of the short side that is seen in evaluation, for old checkpoints."""
-    from phalanx.data.transforms.transform import CENTRE_CROP_FRACTION
-
-    return CENTRE_CROP_FRACTION
+    adapted = settings.replace_options(lengths, notes=notes)
+    adapted = replace(adapted, origins=adapted.origins | origins)
+    return adapted.replace_options(defaults, origin="default", notes=not_averaged)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +283,7 @@ class Preprocessing:
     augment: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    eval_crop: float = field(default_factory=_find_centre_share)
+    eval_crop: float = CENTRE_CROP_FRACTION  # of older checkpoints, which do not have it
     normalization: str = "mean-std"
     exif_orientation: bool = False  # older checkpoints do not have it, and did not turn images
 
@@ -384,9 +363,7 @@ def build_input_spec(config: Config, plan: Plan) -> "InputSpec":
             drop_tail=config.data.epoch_tail == "drop",
             repeats=config.data.repeated_augmentation,
         ),
-        generated_images=plan.train_images,
-        generated_valid_images=plan.valid_images,
-        has_valid=plan.valid_images > 0,
+        valid_images=plan.valid_images,
         layout=build_layout_options(config),
         val_split=config.data.val_split,
         growth=plan.growth,

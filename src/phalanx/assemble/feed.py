@@ -58,7 +58,7 @@ class LoadedFeed:
         self.loader, self._plan, self._normaliser, self._context = loader, plan, normaliser, context
         known = check or ImageCheck(since=0)
         self._choice = DecoderChoice(normaliser.device, known)
-        loader.restore_cores_only(known.cores_only)
+        loader.problems["train"].cores_only.update(dict.fromkeys(known.cores_only))
         self.new_notes: list[str] = []  # for the user, not printed yet
         if self._choice.gpu_decodes and not loader.spec.gpu_percent:
             self.new_notes.append(
@@ -184,7 +184,7 @@ class LoadedFeed:
 
     def names(self, indices: NDArray[np.int64]) -> list[str]:
         """The names of validation images, by which the user can find them."""
-        return self.loader.names("valid", indices.tolist())
+        return [self.loader.source("valid").name(index) for index in indices.tolist()]
 
     def digest_labels(self) -> str:
         """A hash of the validation labels in order, which identifies the validation images."""
@@ -194,7 +194,7 @@ class LoadedFeed:
     def list_step_images(self, step: int) -> list[StepImage]:
         """The images of a step, counted from 1; for an unreadable one, its replacement."""
         order, source = self.loader.spec.order, self.loader.source("train")
-        bad = self.loader.bad_images["train"]
+        bad = self.loader.problems["train"].bad_images
         assert order is not None
         images = []
         for position in order.positions(step - 1).tolist():
@@ -208,16 +208,18 @@ class LoadedFeed:
     def bad_images(self) -> dict[str, str]:
         """Images that could not be read: name and reason."""
         return {
-            self.loader.names(split, [index])[0]: reason
-            for split, found in self.loader.bad_images.items()
-            for index, reason in sorted(found.copy().items())  # a thread may add to it
+            self.loader.source(split).name(index): reason
+            for split, found in self.loader.problems.items()
+            for index, reason in sorted(found.bad_images.copy().items())  # a thread may add to it
         }
 
     def exchange_problems(self) -> None:
         """Add the image problems of other ranks; with several ranks, all must call it."""
         if self._context.ranks is not None:
-            for problems in self._context.gather(self.loader.copy_problems()):
-                self.loader.add_problems(problems)
+            own = {split: found.copy() for split, found in self.loader.problems.items()}
+            for theirs in self._context.gather(own):
+                for split, found in theirs.items():
+                    self.loader.problems[split].add(found)
 
     def recheck_bad(self, names: Collection[str]) -> None:
         """Count bad images of earlier processes of this run towards the number tolerated."""
@@ -231,7 +233,8 @@ class LoadedFeed:
         self.exchange_problems()
         self._choice.conclude(self._context.gather, is_over=step >= first)
         choice = self._choice
-        return ImageCheck(since, choice.is_decided, choice.waited, self.loader.cores_only)
+        cores_only = tuple(sorted(self.loader.problems["train"].cores_only.copy()))
+        return ImageCheck(since, choice.is_decided, choice.waited, cores_only)
 
     def image_checksums(self) -> dict[str, NDArray[np.uint32]]:
         """The checksums of the images read so far, by split."""
@@ -244,9 +247,9 @@ class LoadedFeed:
     def notes(self) -> dict[str, str]:
         """Notes for the user so far, by key; only the first note of a key needs to be shown."""
         notes = {text: text for text in self.loader.describe_unsaved_indexes()}
-        for split, found in self.loader.notes.items():
+        for split, found in self.loader.problems.items():
             small: list[str] = []
-            for index, text in found.copy().items():
+            for index, text in found.notes.copy().items():
                 if index < 0:  # a note of a worker process, not about an image
                     notes[text] = text
                 else:

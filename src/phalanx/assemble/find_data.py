@@ -64,8 +64,8 @@ def use_random_data(settings: Settings, kind: str) -> Settings:
     unset = ("data-dir", "val-split", "valid-split", "class-from", "labels", "keep-on-device")
     off = ("gpu-decode", "dataset-cache", "use-bbox-info")
     noise = {"data": kind, "image-size": size, "progressive-resolution": None}
-    changed = config.replace_options(noise | dict.fromkeys(unset) | dict.fromkeys(off, False))
-    return replace(settings, config=changed, origins={**settings.origins, "data": "made up"})
+    changed = settings.replace_options(noise | dict.fromkeys(unset) | dict.fromkeys(off, False))
+    return replace(changed, origins={**settings.origins, "data": "made up"})
 
 
 def make_data_dir_absolute(settings: Settings) -> Settings:
@@ -76,8 +76,7 @@ def make_data_dir_absolute(settings: Settings) -> Settings:
     folder = settings.config.data.data_dir
     if folder is None or expand_home(folder).is_absolute():
         return settings
-    config = settings.config.replace_options({"data-dir": str(Path(folder).absolute())})
-    return replace(settings, config=config)
+    return settings.replace_options({"data-dir": str(Path(folder).absolute())})
 
 
 def refuse_run_in_data(config: Config, run: Path) -> None:
@@ -162,11 +161,7 @@ def _resolve_data_folder(settings: Settings, data_dir: str) -> Settings:
     found = {"data": form} if form != options.data else {}
     if folder != root or options.data_dir is None:
         found["data-dir"] = str(folder)
-    return replace(
-        settings,
-        config=settings.config.replace_options(found),
-        origins=settings.origins | dict.fromkeys(found, f"found in {data_dir}"),
-    )
+    return settings.replace_options(found, origin=f"found in {data_dir}")
 
 
 def _choose_data_flags(detected: "list[DetectedDataset]", folder: str) -> dict[str, str]:
@@ -204,8 +199,4 @@ def fetch_missing_dataset(settings: Settings, print_line: Callable[[str], None])
     files = format_plural(len(found.downloaded), "file")
     how = f"{files} downloaded to" if found.downloaded else "found in"
     print_line(f"{options.data}: {how} {found.folder}, all checksums match")
-    return replace(
-        settings,
-        config=settings.config.replace_options({"data-dir": str(found.folder)}),
-        origins={**settings.origins, "data-dir": "fetched"},
-    )
+    return settings.replace_options({"data-dir": str(found.folder)}, origin="fetched")

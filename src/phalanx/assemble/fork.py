@@ -111,11 +111,7 @@ def _place_schedule(settings: Settings, facts: Mapping[str, Any], *, restarts: b
         return settings
     steps = int(start.amount) * facts["global_batch"] // count_global_batch(settings.config)
     origin = "flag" if restarts else settings.origins["lr-schedule-start"]
-    return replace(
-        settings,
-        config=settings.config.replace_options({"lr-schedule-start": f"{steps}st"}),
-        origins={**settings.origins, "lr-schedule-start": origin},
-    )
+    return settings.replace_options({"lr-schedule-start": f"{steps}st"}, origin=origin)
 
 
 def _refuse_other_model(config: Config, dataset: DatasetSummary, start: StartingPoint) -> None:

@@ -113,18 +113,14 @@ class RankContext:
 
     def find_step_indices(self, rows: Sequence[int], plan: Plan) -> tuple[int, ...]:
         """The indices within the step, from 0, of rows in the order of this process's passes."""
-        slices, size = self._list_slices(plan.accumulation), plan.micro_batch
-        return tuple(slices[row // size] * size + row % size for row in rows)
-
-    def _list_slices(self, accumulation: int) -> list[int]:
-        """The slices of a step in the order in which this process runs them."""
-        layout = self.layout
-        return [
+        layout, size = self.layout, plan.micro_batch
+        slices = [
             number * layout.replicas + replica
             for turn in layout.turns_of(self.rank)
-            for number in range(accumulation)
+            for number in range(plan.accumulation)
             for replica in turn
         ]
+        return tuple(slices[row // size] * size + row % size for row in rows)
 
 
 def build_rank_context(

@@ -1,5 +1,6 @@
 """Training and scoring on several ranks: starts them, or is one. No torch until they connect."""
 
+import faulthandler
 import json
 import os
 import socket
@@ -24,7 +25,6 @@ from phalanx.errors import (
     UserError,
 )
 from phalanx.parallel.supervisor import supervise, watch_supervisor
-from phalanx.parallel.watchdog import enable_stack_dumps
 from phalanx.plan.world import World
 from phalanx.report.environment import hash_code
 from phalanx.report.folder import is_run_folder
@@ -165,7 +165,7 @@ def _report_failure_to_others(world: World, store: "Store") -> Iterator[None]:
 def _set_up_rank() -> None:
     """Set up what every rank needs first."""
     watch_supervisor()
-    enable_stack_dumps()
+    faulthandler.enable(2)  # prints all stacks if a signal such as SIGABRT ends the process
     # when a rank ends, torch's C++ code warns on every other one, which would bury the reason
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 

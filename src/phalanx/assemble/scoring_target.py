@@ -10,18 +10,17 @@ from phalanx.assemble.dataset_summary import (
     adapt_settings,
     build_layout_options,
     choose_normalization,
-    inspect_dataset,
     locate_data,
     summarise_dataset,
 )
 from phalanx.assemble.find_data import infer_data_flags, read_settings_with_data, use_random_data
 from phalanx.assemble.prepare import StartingPoint
+from phalanx.catalog.datasets import CENTRE_CROP_FRACTION
 from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.config.fields import match_case
 from phalanx.config.presets import is_preset, iterate_old_presets, iterate_presets
 from phalanx.config.read import Settings, merge_layers, read_flags, read_stored_settings
 from phalanx.config.schema import Config
-from phalanx.data.transforms.transform import CENTRE_CROP_FRACTION
 from phalanx.disk import expand_home, quote_path
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
@@ -216,7 +215,7 @@ def adapt_settings_to_scoring(settings: Settings) -> Settings:
         "validation-device": None,  # only used during training
         "replicas": machine.replicas or 1,  # needed to count the images of a step
     }
-    return replace(settings, config=settings.config.replace_options(changes))
+    return settings.replace_options(changes)
 
 
 def _read_scoring_flags(flags: Mapping[str, str]) -> dict[str, str]:
@@ -330,8 +329,7 @@ def plan_untrained_model(
 
     without_data: if no folder is named, the catalog's facts about the dataset are used.
     """
-    config = settings.config
-    dataset = summarise_dataset(config) if without_data else inspect_dataset(config)
+    dataset = summarise_dataset(settings.config, without_data=without_data)
     adapted = adapt_settings(adapt_settings_to_scoring(settings), dataset.counts)
     plan = make_plan(
         adapted.config,

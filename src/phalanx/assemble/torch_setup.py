@@ -81,13 +81,19 @@ def apply_torch_settings(plan: Plan) -> None:
     deterministic, benchmark = DETERMINISM[plan.determinism]
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(deterministic)
+    _set_deterministic(deterministic)
     # by default, deterministic mode fills all new memory, which costs time
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     cudnn.deterministic, cudnn.benchmark = deterministic, benchmark
     matmul.allow_fp16_reduced_precision_reduction = plan.half_partials
     matmul.allow_bf16_reduced_precision_reduction = plan.half_partials
+
+
+def _set_deterministic(mode: bool, *, warn_only: bool = False) -> None:
+    """Turn torch's deterministic algorithms on or off; that imports its compiler, for a second."""
+    if mode or torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
 
 
 @contextmanager
@@ -108,7 +114,7 @@ def preserve_torch_settings() -> Iterator[None]:
         if torch.cuda.is_initialized():
             torch.cuda.set_device(device)
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        _set_deterministic(deterministic, warn_only=warn_only)
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
         cudnn.deterministic, cudnn.benchmark = kernels
         matmul.allow_fp16_reduced_precision_reduction = float16

@@ -282,9 +282,9 @@ def build_loop_dependencies(training: TrainingRun) -> LoopDependencies:
     def evaluate(state: TrainState) -> Score | None:
         # the last evaluation ends the run, so it is not interrupted
         last = state.step == plan.total_steps
-        return session.evaluate(shown(), interrupted=lambda: training.stop() and not last)
+        return session.evaluate(show_progress(), interrupted=lambda: training.stop() and not last)
 
-    def shown() -> Iterator[ValidBatch]:
+    def show_progress() -> Iterator[ValidBatch]:
         for number, batch in enumerate(session.valid_feed.validation_batches()):
             beat()
             training.console.evaluation_progress(number * plan.valid_batch, plan.valid_images)
@@ -384,8 +384,8 @@ def _average_last_checkpoints(training: TrainingRun) -> None:
     averaged = average_run(training.prepared.run, how, {})
     what = f"{how.strategy} of {format_plural(averaged.account['count'], 'checkpoint')}"
     shares = [f"{scored.row.top1:.2%}" for scored in averaged.scores]
-    told = "top-1 {1}, the newest alone {0}".format(*shares) if shares else "not scored"
-    training.console.print(f"{what}: {told}")
+    result = "top-1 {1}, the newest alone {0}".format(*shares) if shares else "not scored"
+    training.console.print(f"{what}: {result}")
 
 
 def _write_results(training: TrainingRun, end: RunEnd) -> Summary:

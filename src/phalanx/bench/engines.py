@@ -81,14 +81,14 @@ def measure_engines(
     settings: Settings, *, pairs: int, steps: int, done: Callable[[int], None]
 ) -> EngineComparison:
     """Train two runs of the same settings, one with each engine, in interleaved blocks."""
-    config = settings.config.replace_options({"engine": "lightning"})
+    settings = settings.replace_options({"engine": "lightning"})
     with TemporaryDirectory() as folder, ExitStack() as stack:
         silence = stack.enter_context(open(os.devnull, "w"))
         runs: list[TrainingRun] = []
         for name in ("lightning", "native"):
-            prepared = _prepare(replace(settings, config=config), Path(folder) / name)
+            prepared = _prepare(settings, Path(folder) / name)
             runs.append(open_training(prepared, stack, stream=silence))
-        fits = (choose_fit(config), fit)
+        fits = (choose_fit(settings.config), fit)
         for training, engine in zip(runs, fits, strict=True):
             _run_block(training, engine, steps)  # fills caches, chooses kernels
         rates: tuple[list[float], list[float]] = ([], [])
@@ -107,7 +107,7 @@ def measure_engines(
                 float((lightning[name].double() - native[name].double()).abs().max())
                 for name in native
             ),
-            model=config.model.model,
+            model=settings.config.model.model,
             layout=describe_layout(plan.layout, stages=plan.stages),
             device=str(runs[0].session.device),
         )
@@ -115,8 +115,8 @@ def measure_engines(
 
 def _prepare(settings: Settings, folder: Path) -> PreparedRun:
     """A run of these settings in its own folder; ConfigError if it needs several ranks."""
-    config = settings.config.replace_options({"run-dir": str(folder)})
-    prepared = prepare_new_run(replace(settings, config=config), line="bench engines")
+    settings = settings.replace_options({"run-dir": str(folder)})
+    prepared = prepare_new_run(settings, line="bench engines")
     ranks = prepared.plan.layout.ranks
     if ranks > 1:
         raise ConfigError(

@@ -11,6 +11,7 @@ from fnmatch import fnmatch
 
 MAX_FILE_MIB, MAX_PIXELS = 256, 64_000_000  # limits for an image, unless the user sets others
 NEWEST_LISTING_RULE = 2  # raise it when other images or splits are found in the same folder
+CENTRE_CROP_FRACTION = 0.875  # share of the short side that is seen when scoring photographs
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _FASHION_CLASSES = (
     "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag",

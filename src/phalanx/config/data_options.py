@@ -2,7 +2,13 @@
 
 from typing import Literal
 
-from phalanx.catalog.datasets import DATASETS, MAX_FILE_MIB, MAX_PIXELS, NEWEST_LISTING_RULE
+from phalanx.catalog.datasets import (
+    CENTRE_CROP_FRACTION,
+    DATASETS,
+    MAX_FILE_MIB,
+    MAX_PIXELS,
+    NEWEST_LISTING_RULE,
+)
 from phalanx.config.fields import (
     DatasetName,
     ImageShare,
@@ -203,7 +209,7 @@ class AugmentConfig(Section):
         0.0, "Share of training images with a random rectangle erased.", low=0, high=1
     )
     eval_crop: float = option(
-        0.875,
+        CENTRE_CROP_FRACTION,
         "Share of the short side that the center crop keeps when scoring photographs.",
         low=0.1,
         high=1,

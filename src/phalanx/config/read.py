@@ -69,6 +69,17 @@ class Settings:
             name for name, origin in self.origins.items() if origin.startswith((_FLAG, "file "))
         )
 
+    def replace_options(
+        self, options: Mapping[str, Any], *, origin: str = "", notes: Iterable[str] = ()
+    ) -> "Settings":
+        """The settings with other values for these options, and more notes; origin: a new one."""
+        return replace(
+            self,
+            config=self.config.replace_options(options),
+            origins=self.origins | (dict.fromkeys(options, origin) if origin else {}),
+            notes=(*self.notes, *notes),
+        )
+
 
 _Layer = dict[str, OptionValue]
 

@@ -8,9 +8,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load as arrays_from_bytes
 from safetensors.torch import load as tensors_from_bytes
@@ -46,12 +44,8 @@ _PIECE = 1 << 20  # elements
 class _Snapshot:
     """A copy of a training state that later steps do not change."""
 
-    weights: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    average: dict[str, Tensor]  # empty if the run keeps none
-    replica_statistics: dict[str, Tensor] | None  # None if there is one replica
     values: dict[str, Any]  # what is not a tensor
-    image_checksums: dict[str, NDArray[np.uint32]]  # of images that were read, by split
+    tensors: dict[str, dict[str, Tensor]]  # by the file that they are written to
 
     @property
     def step(self) -> int:
@@ -64,27 +58,27 @@ def take_snapshot(state: TrainState) -> _Snapshot:
 
     If the model has stages, all of them must call it, and the first gets everything.
     """
-
-    def copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {
-            name: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach())
-            for name, t in tensors.items()
-        }
-
     if state.offload is not None:
         state.offload.synchronize()
     values = json.loads(json.dumps(state.to_dict()))
-    optimizer = name_optimizer_state(state.model, state.optimizer)
-    average = {} if state.average is None else state.average.tensors()
-    gather, statistics = state.gather_to_first or dict, state.replica_statistics
-    return _Snapshot(
-        weights=gather(copy_to_host(state.model.state_dict())),
-        optimizer=gather(copy_to_host(optimizer)),
-        average=gather(copy_to_host(average)),
-        replica_statistics=gather(copy_to_host(statistics.tensors())) if statistics else None,
-        values=values,
-        image_checksums={split: array.copy() for split, array in state.image_checksums.items()},
-    )
+    found: dict[str, Mapping[str, Tensor]] = {
+        WEIGHTS: state.model.state_dict(),
+        OPTIMIZER: name_optimizer_state(state.model, state.optimizer),
+    }
+    if state.average is not None:
+        found[AVERAGE_WEIGHTS] = state.average.tensors()
+    if state.replica_statistics is not None:
+        found[REPLICAS] = state.replica_statistics.tensors()
+    gather = state.gather_to_first or dict
+    tensors = {file: gather(_copy_to_host(named)) for file, named in found.items()}
+    if state.image_checksums:
+        checksums = state.image_checksums.items()
+        tensors[_CHECKSUMS] = {split: torch.from_numpy(array.copy()) for split, array in checksums}
+    return _Snapshot(values, tensors)
+
+
+def _copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach()) for n, t in tensors.items()}
 
 
 class CheckpointSaver:
@@ -143,7 +137,7 @@ class CheckpointSaver:
 
 def _refuse_nonfinite(snapshot: _Snapshot) -> None:
     """Raise if a weight is not finite, which can happen although loss and gradients were finite."""
-    for name, tensor in snapshot.weights.items():
+    for name, tensor in snapshot.tensors[WEIGHTS].items():
         pieces = tensor.reshape(-1).split(_PIECE)  # isfinite copies what it tests
         if not all(bool(piece.isfinite().all()) for piece in pieces):
             raise DivergedError(
@@ -157,22 +151,15 @@ def _to_files(snapshot: _Snapshot, run_facts: dict[str, Any]) -> dict[str, FileC
     facts = {
         "format": FORMAT,
         "state": snapshot.values,
-        "weights_sha256": hash_weights(snapshot.weights),
+        "weights_sha256": hash_weights(snapshot.tensors[WEIGHTS]),
         **run_facts,
     }
+    metadata = {WEIGHTS: {NORM_LAYOUT_KEY: run_facts["norm_layout"]}}
     files: dict[str, FileContent] = {
-        WEIGHTS: iterate_safetensors(snapshot.weights, {NORM_LAYOUT_KEY: run_facts["norm_layout"]}),
-        OPTIMIZER: iterate_safetensors(snapshot.optimizer),
-        FACTS: json.dumps(facts, indent=1).encode(),
+        file: iterate_safetensors(named, metadata.get(file))
+        for file, named in snapshot.tensors.items()
     }
-    if snapshot.average:
-        files[AVERAGE_WEIGHTS] = iterate_safetensors(snapshot.average)
-    if snapshot.replica_statistics is not None:
-        files[REPLICAS] = iterate_safetensors(snapshot.replica_statistics)
-    if checksums := snapshot.image_checksums:
-        tensors = {split: torch.from_numpy(array) for split, array in checksums.items()}
-        files[_CHECKSUMS] = iterate_safetensors(tensors)
-    return files
+    return {**files, FACTS: json.dumps(facts, indent=1).encode()}
 
 
 def load_checkpoint(state: TrainState, checkpoint: Path, *, with_optimizer: bool = True) -> None:

@@ -257,21 +257,26 @@ def _unscale_and_clip(
         torch._foreach_mul_(gradients, 1 / scale)
     # needed without metrics, too: it shows whether all gradients are finite
     norm = _compute_global_norm(gradients, gather_norms)
-    clip_gradients(gradients, options, gather_norms)
+    clip_gradients(gradients, options, gather_norms, norm=norm)
     return norm
 
 
 @torch.no_grad()
 def clip_gradients(
-    gradients: list[Tensor], options: StepOptions, gather_norms: GatherNorms = lambda norms: norms
+    gradients: list[Tensor],
+    options: StepOptions,
+    gather_norms: GatherNorms = lambda norms: norms,
+    *,
+    norm: Tensor | None = None,
 ) -> None:
-    """Clip the gradients by value, then by global norm, as the options say."""
+    """Clip by value, then by global norm, as the options say; norm: the gradients', if known."""
     if options.clip_value:
         torch._foreach_clamp_min_(gradients, -options.clip_value)
         torch._foreach_clamp_max_(gradients, options.clip_value)
+        norm = None  # it may be smaller now
     if options.clip_norm:
-        ratio = options.clip_norm / (_compute_global_norm(gradients, gather_norms) + 1e-6)
-        torch._foreach_mul_(gradients, ratio.clamp(max=1.0))
+        norm = _compute_global_norm(gradients, gather_norms) if norm is None else norm
+        torch._foreach_mul_(gradients, (options.clip_norm / (norm + 1e-6)).clamp(max=1.0))
 
 
 def _compute_global_norm(gradients: list[Tensor], gather_norms: GatherNorms) -> Tensor:

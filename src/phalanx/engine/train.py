@@ -104,11 +104,10 @@ class TrainingLoop:
 
     def begin(self) -> None:
         """Do what is due before the first step of this process."""
-        state, plan, deps = self._state, self._plan, self._deps
-        _score_if_due(state, plan, deps)  # the run may have been stopped before it was scored
-        if _is_stopping(state, plan, deps):
-            raise _make_stop_error(state, plan)  # nothing to save: this process has made no step
-        self._started_at = state.step
+        self._score_if_due()  # the run may have been stopped before it was scored
+        if self._is_stopping():
+            raise self._make_stop_error()  # nothing to save: this process has made no step
+        self._started_at = self._state.step
 
     def batches(self) -> Iterator[Sequence[MicroBatch]]:
         """The micro-batches of each remaining step."""
@@ -127,13 +126,14 @@ class TrainingLoop:
 
     def finish_step(self) -> None:
         """Read metrics, log, score, save and stop, each if it is due."""
-        state, plan, deps, metrics = self._state, self._plan, self._deps, self._metrics
+        state, plan, deps = self._state, self._plan, self._deps
         step = state.step
         logging, saving = plan.log.is_due(step), plan.save.is_due(step)
-        stop = _is_stopping(state, plan, deps)
+        scoring = plan.evaluate.is_due(step)
+        stop = self._is_stopping()
         warm = step - self._started_at == self._untimed_steps
-        if logging or saving or stop or warm or metrics.is_full or plan.evaluate.is_due(step):
-            _read_metrics(state, metrics, deps)  # waits for the device
+        if logging or saving or scoring or stop or warm or self._metrics.is_full:
+            self._read_metrics()  # waits for the device
         if step - self._started_at > self._untimed_steps and not deps.is_profiled(step):
             busy_s = perf_counter() - self._last_end
             for throughput in (state.throughput, self._interval):
@@ -142,16 +142,58 @@ class TrainingLoop:
         if logging:
             deps.observer.on_log(state, Throughput.combine(deps.consensus.gather(self._interval)))
             state.sums, self._interval = MetricSums(), Throughput()
-        if plan.evaluate.is_due(step) and not stop:
-            _score_if_due(state, plan, deps)
-            # the signal may have come while scoring: then the resumed run scores
-            stop = _is_stopping(state, plan, deps)
+        if scoring and not stop:
+            self._score_if_due()
+            stop = self._is_stopping()  # the signal may have come while scoring: a resume scores
         if saving or stop:
-            _read_metrics(state, metrics, deps)  # the signal may have come after the last read
+            self._read_metrics()  # the signal may have come after the last read
             deps.save(state)
         if stop:
-            raise _make_stop_error(state, plan)
+            raise self._make_stop_error()
         self._last_end = perf_counter()  # what the driver does before the next step counts as busy
+
+    def _is_stopping(self) -> bool:
+        """Whether to save and stop now; a run that is at its last step finishes instead."""
+        return self._deps.consensus.any(self._deps.stop_requested()) and len(self) > 0
+
+    def _make_stop_error(self) -> Stopped:
+        done, total = self._state.step, self._plan.total_steps
+        return Stopped(f"stopped after step {done:,} of {total:,}; everything is saved")
+
+    def _read_metrics(self) -> None:
+        """Pass on the metrics since the last read; raise at the first step that diverged."""
+        state, deps, rows = self._state, self._deps, self._metrics.read()
+        for row in rows:
+            state.sums.add(row)
+        first = state.step - len(rows) + 1
+        deps.observer.on_metrics(first, rows)
+        diverged = next((n for n, row in enumerate(rows) if not row.is_finite), None)
+        if not deps.consensus.any(diverged is not None):
+            return
+        if diverged is None:
+            raise DivergedError(f"step {state.step:,}: the loss of another process was not finite")
+        row, step = rows[diverged], first + diverged
+        raise DivergedError(
+            f"step {step:,}: loss {row.loss:g}, gradient norm {row.grad_norm:g}; its images "
+            f"were {deps.describe_images(step)}; {deps.diagnose(row)}"
+        )
+
+    def _score_if_due(self) -> None:
+        """Score the model, and its averaged weights if there are any, once per step of the plan."""
+        state, deps = self._state, self._deps
+        if not self._plan.evaluate.is_due(state.step) or state.step in state.scores:
+            return
+        state.load_mean_statistics()
+        score = deps.evaluate(state)
+        if score is None:
+            return
+        state.scores[state.step] = score.top1
+        deps.observer.on_score(state, score)
+        if state.average is not None:
+            with state.average.applied():
+                score = deps.evaluate(state)
+            if score is not None:
+                deps.observer.on_averaged_score(state, score)
 
 
 class Fit(Protocol):
@@ -180,50 +222,3 @@ def fit(
     for passes in loop.batches():
         loop.train_step(passes)
         loop.finish_step()
-
-
-def _is_stopping(state: TrainState, plan: Plan, deps: LoopDependencies) -> bool:
-    """Whether to save and stop now; a run that is at its last step finishes instead."""
-    return deps.consensus.any(deps.stop_requested()) and state.step < plan.total_steps
-
-
-def _make_stop_error(state: TrainState, plan: Plan) -> Stopped:
-    return Stopped(
-        f"stopped after step {state.step:,} of {plan.total_steps:,}; everything is saved"
-    )
-
-
-def _read_metrics(state: TrainState, metrics: MetricsBuffer, deps: LoopDependencies) -> None:
-    """Pass on the metrics of the steps since the last read; raise at the first that diverged."""
-    rows = metrics.read()
-    for row in rows:
-        state.sums.add(row)
-    first = state.step - len(rows) + 1
-    deps.observer.on_metrics(first, rows)
-    diverged = next((n for n, row in enumerate(rows) if not row.is_finite), None)
-    if not deps.consensus.any(diverged is not None):
-        return
-    if diverged is None:
-        raise DivergedError(f"step {state.step:,}: the loss of another process was not finite")
-    row, step = rows[diverged], first + diverged
-    raise DivergedError(
-        f"step {step:,}: loss {row.loss:g}, gradient norm {row.grad_norm:g}; its images "
-        f"were {deps.describe_images(step)}; {deps.diagnose(row)}"
-    )
-
-
-def _score_if_due(state: TrainState, plan: Plan, deps: LoopDependencies) -> None:
-    """Score the model, and its averaged weights if there are any, once per step of the plan."""
-    if not plan.evaluate.is_due(state.step) or state.step in state.scores:
-        return
-    state.load_mean_statistics()
-    score = deps.evaluate(state)
-    if score is None:
-        return
-    state.scores[state.step] = score.top1
-    deps.observer.on_score(state, score)
-    if state.average is not None:
-        with state.average.applied():
-            score = deps.evaluate(state)
-        if score is not None:
-            deps.observer.on_averaged_score(state, score)

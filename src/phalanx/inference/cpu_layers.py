@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from phalanx.inference.conv_implementations import NONE, RELU, RELU6, SILU, Geometry
 from phalanx.inference.layers import FoldedConv, LayerTypes
 from phalanx.models.efficientnet import SqueezeExcite
+from phalanx.models.layers import average_over_pixels
 
 _SIGMOID = -1  # an activation of gates alone
 # by activation: oneDNN's name and constants
@@ -163,4 +164,5 @@ class _CpuGate:
         return self._excite(self._squeeze(means[:, :, None, None]))[:, :, 0, 0]
 
 
-CPU_LAYERS = LayerTypes(torch.float32, _CpuConv, _CpuLinear, _CpuGate)
+# not an operator of ours: the first call of any imports torch's compiler, which takes a second
+CPU_LAYERS = LayerTypes(torch.float32, _CpuConv, _CpuLinear, _CpuGate, average_over_pixels)

@@ -18,7 +18,6 @@ from phalanx.inference.layers import (
     LayerTypes,
     NotFoldable,
 )
-from phalanx.inference.unit_ops import average_pixels
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual, SqueezeExcite
 from phalanx.models.layers import Dropout, GlobalAvgPool
 from phalanx.models.resnet import BasicBlock, Bottleneck, ConvPool, ResidualConvPair
@@ -157,7 +156,7 @@ def fold_unit(modules: Sequence[nn.Module], types: LayerTypes) -> FoldedUnit:
         elif module.state_dict():
             raise NotFoldable(f"a {type(module).__name__}")
         elif not isinstance(module, nn.Identity | Dropout):
-            calls.append(average_pixels if isinstance(module, GlobalAvgPool) else module)
+            calls.append(types.average if isinstance(module, GlobalAvgPool) else module)
 
     def run(x: Tensor) -> Tensor:
         for call in calls:

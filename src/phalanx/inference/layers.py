@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.inference.conv_implementations import NONE, RELU, RELU6, SILU, Geometry
+from phalanx.inference.unit_ops import average_pixels
 from phalanx.models.efficientnet import SqueezeExcite
 from phalanx.models.layers import SameConv2d, pad_same
 from phalanx.models.norms import BATCH_NORMS
@@ -110,6 +111,7 @@ class LayerTypes:
     conv: Callable[[nn.Module, nn.Module, nn.Module], FoldedConv]  # convolution, norm, activation
     linear: Callable[[nn.Linear], _FoldedLinear]
     gate: Callable[[SqueezeExcite], _FoldedGate]
+    average: Callable[[Tensor], Tensor] = average_pixels  # over the pixels of images
 
 
 def _check_foldable(conv: nn.Module, norm: nn.Module, act: nn.Module) -> None:

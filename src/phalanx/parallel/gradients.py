@@ -106,7 +106,7 @@ class GroupSum(LocalSum):
     def finish(self, totals: Tensor) -> Tensor:
         """Sum the gradients, all buckets at the same time."""
         if not self._buckets:
-            self._buckets = _fill_buckets(_find_trained(self.model), self._bytes)
+            self._buckets = _fill_buckets(self.model, self._bytes)
         works = [bucket.start_sum(self._group) for bucket in self._buckets]
         for bucket, work in zip(self._buckets, works, strict=True):
             work.wait()
@@ -132,7 +132,7 @@ class OrderedSum(LocalSum):
     def end_round(self, ranks: int) -> None:
         """Add the gradients of the round's turns, which the first `ranks` ranks have run."""
         if not self._buckets:
-            self._buckets = _fill_buckets(_find_trained(self.model), self._bytes)
+            self._buckets = _fill_buckets(self.model, self._bytes)
         for bucket in self._buckets:
             bucket.add(ranks, self._gather, first=not self._has_sum)
         self._has_sum = True
@@ -202,16 +202,12 @@ class _Bucket:
             weight.grad = view
 
 
-def _find_trained(model: nn.Module) -> list[Tensor]:
-    """The weights that have gradients; the others never get one."""
-    return [weight for weight in model.parameters() if weight.grad is not None]
-
-
-def _fill_buckets(weights: Sequence[Tensor], size: int) -> list[_Bucket]:
+def _fill_buckets(model: nn.Module, size: int) -> list[_Bucket]:
     """The weights in buckets of about that many bytes, each of one dtype."""
     buckets: list[list[Tensor]] = []
     taken = 0
-    for weight in sorted(weights, key=lambda w: str(w.dtype)):
+    trained = [w for w in model.parameters() if w.grad is not None]  # the others never get one
+    for weight in sorted(trained, key=lambda w: str(w.dtype)):
         own = weight.numel() * weight.element_size()
         if not buckets or buckets[-1][0].dtype != weight.dtype or taken + own > size:
             buckets.append([])

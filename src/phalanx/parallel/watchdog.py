@@ -4,7 +4,6 @@ A collective operation whose peer is gone, or waits in another operation, may wa
 an error, and without returning to Python. Only another thread can report that.
 """
 
-import faulthandler
 import os
 import socket
 import sys
@@ -100,11 +99,6 @@ class Watchdog:
             time.sleep(_PEERS_S)
         finally:
             os._exit(code)
-
-
-def enable_stack_dumps() -> None:
-    """Print the stacks of all threads if a signal such as SIGSEGV or SIGABRT ends the process."""
-    faulthandler.enable(2)
 
 
 def _describe_threads() -> Iterator[str]:

@@ -240,22 +240,21 @@ def resolve_replicas(settings: Settings) -> Settings:
     room = max(1, ranks // stages)  # how many replicas fit
     if asked is not None and (read_world() is None or room <= asked or ranks % stages):
         return settings
-    train, notes, batch = config.train, settings.notes, config.data.batch_size
+    train, notes, batch = config.train, [], config.data.batch_size
     passes = train.gradient_accumulation or 1
     changes: dict[str, int | None] = {"replicas": room}
     if asked is not None:
         becomes = f" and a global batch of {batch * passes * room:,}"
         each = f" of {stages} stages" * (stages > 1)
-        notes += (
+        notes.append(
             f"--replicas {asked}: the launcher started {ranks} ranks, which makes {room} "
-            f"replicas{each}"
-            f"{becomes * (train.global_batch_size is None)}",
+            f"replicas{each}{becomes * (train.global_batch_size is None)}"
         )
     elif train.global_batch_size is None:
         kept = batch * passes * settings.numbered_replicas
         _check_kept_batch(settings, kept, replicas=room)
         changes |= {"global-batch-size": kept, "gradient-accumulation": None}
-    return replace(settings, config=config.replace_options(changes), notes=notes)
+    return settings.replace_options(changes, notes=notes)
 
 
 def _check_kept_batch(settings: Settings, global_batch: int, *, replicas: int) -> None:

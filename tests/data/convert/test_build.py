@@ -13,7 +13,7 @@ from phalanx.data.convert.source_splits import (
     read_sample,
 )
 from phalanx.data.convert.writer import BLOCK_IMAGES
-from phalanx.data.formats.decode import decode, encode_png
+from phalanx.data.formats.decode import EncodedImage, encode_png
 from phalanx.data.formats.imagenet import BOXES_FILE
 from phalanx.data.formats.sources import ValSplit, find_portable_name, open_format
 from phalanx.errors import ConfigError, DataError, DiskError
@@ -129,7 +129,7 @@ def test_only_images_that_are_too_large_are_shrunk(tmp_path):
     outcomes = run(src, tmp_path / "out", "folder", short_side=72)
     before, after = tree_bytes(src / "train"), tree_bytes(tmp_path / "out/train")
     assert [name for name in before if before[name] != after[name]] == ["cat/large.jpg"]
-    assert decode(after["cat/large.jpg"], "").shape == (72, 144, 3)
+    assert EncodedImage(after["cat/large.jpg"], "").decode().shape == (72, 144, 3)
     assert outcomes["train"].encoded == 1 and outcomes["valid"].encoded == 0
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from phalanx.data.convert.sample import Sample
-from phalanx.data.formats.decode import BadImage, decode
+from phalanx.data.formats.decode import BadImage, EncodedImage
 from phalanx.data.formats.packed import has_packed_files, open_packed, read_header
 from phalanx.data.loading.loader import Loader
 from phalanx.data.loading.reader import InputSpec
@@ -44,7 +44,9 @@ def test_what_is_packed_is_read_back(tmp_path, raw):
     for number, sample in enumerate(samples):
         assert source.name(number) == f"train.phx:{sample.name}"
         assert source.box(number) == sample.box
-        difference = source.read(number).astype(int) - decode(sample.data, sample.name)
+        difference = (
+            source.read(number).astype(int) - EncodedImage(sample.data, sample.name).decode()
+        )
         assert np.abs(difference).max() <= (0 if raw else 3), sample.name
 
 
@@ -66,7 +68,7 @@ def test_raw_images_leave_as_png_without_loss(tmp_path):
     source = open_packed(tmp_path, "train")
     data = source.read_encoded(0)
     assert read_image_header(data).format == "PNG"
-    assert (decode(data, "") == decode(samples[0].data, "")).all()
+    assert (EncodedImage(data, "").decode() == EncodedImage(samples[0].data, "").decode()).all()
 
 
 def test_raw_pixels_go_through_every_transform(tmp_path):
@@ -247,9 +249,13 @@ def test_training_tells_an_image_that_changed_from_one_that_never_was_good(tmp_p
     )
     with Loader(recipe, workers=0, max_bad=2) as loader:
         next(loader.steps_from(0, 1, micro_batch=9))
-        assert sorted(loader.bad_images["train"]) == [4, 8]
-        assert loader.bad_images["train"][4].endswith("4 ü.jpg: its bytes changed after packing")
-        assert "changed" not in loader.bad_images["train"][8]
+        assert sorted(loader.problems["train"].bad_images) == [4, 8]
+        assert (
+            loader.problems["train"]
+            .bad_images[4]
+            .endswith("4 ü.jpg: its bytes changed after packing")
+        )
+        assert "changed" not in loader.problems["train"].bad_images[8]
 
 
 def test_a_file_of_another_format_number_is_refused(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.data.convert.shard_writers import make_example
 from phalanx.data.formats import shards
-from phalanx.data.formats.decode import BadImage, decode
+from phalanx.data.formats.decode import BadImage, EncodedImage
 from phalanx.data.formats.index import TRUNCATED_SHARD
 from phalanx.data.formats.tfrecord import (
     SHARD_FILES,
@@ -79,7 +79,9 @@ def test_what_is_written_is_read_back(tmp_path):
     for number, sample in enumerate(samples):
         assert source.name(number).endswith(f"-of-00003:{sample.name}")
         assert source.box(number) == sample.box
-        difference = source.read(number).astype(int) - decode(sample.data, sample.name)
+        difference = (
+            source.read(number).astype(int) - EncodedImage(sample.data, sample.name).decode()
+        )
         assert np.abs(difference).max() <= 3, sample.name
     assert source.read_encoded(0) == samples[0].data and source.read_encoded(1) == samples[1].data
 

@@ -57,7 +57,7 @@ def test_the_limits_travel_to_workers_and_hold_for_the_cache(tmp_path, workers, 
     assert InputSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
     with Loader(spec, workers=workers, max_bad=3, cache=cache) as loader:
         list(loader.steps_from(0, 3, micro_batch=12))
-        assert loader.bad_images["train"] == {
+        assert loader.problems["train"].bad_images == {
             3: "train/cat/03.png: 17x17 pixels, over the 256 of --max-pixels",
             6: "train/dog/06.png: 1.0 TiB, over the 1 MiB of --max-file-mib",
         }
@@ -69,10 +69,10 @@ def test_a_bad_training_image_is_replaced_by_the_next_good_one(spoiled, workers)
     with Loader(spec, workers=workers, max_bad=3) as loader:
         steps = [step for [step] in loader.steps_from(0, 3, micro_batch=12)]
         assert (
-            sorted(loader.bad_images["train"]) == list(BAD["train"])
-            and loader.bad_images["valid"] == {}
+            sorted(loader.problems["train"].bad_images) == list(BAD["train"])
+            and loader.problems["valid"].bad_images == {}
         )
-        assert loader.bad_images["train"][3].startswith("train/cat/03.png: ")
+        assert loader.problems["train"].bad_images[3].startswith("train/cat/03.png: ")
         labels = loader.source("train").labels
     stand_in = {3: 5, 4: 5, 11: 0}
     for step in steps:
@@ -115,10 +115,10 @@ def test_a_bad_image_leaves_the_score_and_is_named(spoiled, workers):
     with Loader(spec_for(spoiled), workers=workers, max_bad=0) as loader:
         batches = list(loader.evaluation_batches(5))
         assert (
-            sorted(loader.bad_images["valid"]) == list(BAD["val"])
-            and loader.bad_images["train"] == {}
+            sorted(loader.problems["valid"].bad_images) == list(BAD["val"])
+            and loader.problems["train"].bad_images == {}
         )
-        assert loader.bad_images["valid"][5].startswith("val/cat/05.png: ")
+        assert loader.problems["valid"].bad_images[5].startswith("val/cat/05.png: ")
     indices = np.concatenate([batch.indices for batch in batches])
     assert indices.tolist() == [-1, 1, 2, 3, 4, -1, 6, 7, 8, 9, 10, 11, -1, -1, -1]
 

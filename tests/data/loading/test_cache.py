@@ -35,7 +35,7 @@ def test_a_file_is_read_once_and_then_no_more(photos, tmp_path):
             os.rename(file, tmp_path / file.name)
         try:
             list(steps)
-            assert loader.bad_images["train"] == {}
+            assert loader.problems["train"].bad_images == {}
         finally:
             for file in files:
                 os.rename(tmp_path / file.name, file)

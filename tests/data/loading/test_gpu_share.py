@@ -185,11 +185,12 @@ def test_an_image_that_the_cores_found_damaged_never_reaches_the_gpu(damaged, or
     loader = open_loader(damaged, order, seen, workers=workers)
     trained, _ = read_steps(loader, stop=12)
     assert seen and not numbers_of(seen, damaged) & (BAD | DAMAGED)
-    assert set(loader.bad_images["train"]) == set(loader.bad_images["valid"]) == BAD
-    assert set(loader.cores_only) <= BAD | DAMAGED
+    found = loader.problems["train"]
+    assert set(found.bad_images) == set(loader.problems["valid"].bad_images) == BAD
+    assert set(found.cores_only) <= BAD | DAMAGED
     resumed = open_loader(damaged, order, seen_by_next, workers=workers)
-    resumed.recheck_bad(loader.names("train", BAD))
-    resumed.restore_cores_only(loader.cores_only)
+    resumed.recheck_bad(set(map(loader.source("train").name, BAD)))
+    resumed.problems["train"].cores_only.update(found.cores_only)
     again, _ = read_steps(resumed, start=5, stop=12)
     assert seen_by_next and not numbers_of(seen_by_next, damaged) & (BAD | DAMAGED)
     assert all((one == other).all() for one, other in zip(trained[5:], again, strict=True))
@@ -210,7 +211,7 @@ def test_workers_learn_which_images_other_workers_found_damaged(damaged, monkeyp
 
 def test_an_image_known_to_be_bad_is_replaced_without_being_read(damaged):
     seen, loader = [], open_loader(damaged, ORDER, [], since=None)
-    reasons = {name: f"{name}: is bad" for name in loader.names("train", BAD)}
+    reasons = {name: f"{name}: is bad" for name in map(loader.source("train").name, BAD)}
     for known, reaches_gpu in (({}, True), (reasons, False)):
         seen.clear()
         loader = open_loader(damaged, ORDER, seen, since=None)
@@ -218,4 +219,4 @@ def test_an_image_known_to_be_bad_is_replaced_without_being_read(damaged):
         with loader:
             list(loader.steps_from(0, 3, micro_batch=5))
         assert bool(numbers_of(seen, damaged) & BAD) == reaches_gpu
-    assert loader.bad_images["train"].keys() == BAD
+    assert loader.problems["train"].bad_images.keys() == BAD

@@ -48,7 +48,7 @@ def test_a_batch_holds_what_its_order_says(photos):
         assert (batch.labels == loader.source("train").labels[batch.indices]).all()
         assert batch.pixels.shape == (40, 32, 32, 3) and batch.pixels.dtype == np.uint8
         assert batch.labels.dtype == batch.indices.dtype == np.int64
-        assert loader.names("train", [0, -1]) == ["train/cat/00.jpg", ""]
+        assert loader.source("train").name(0) == "train/cat/00.jpg"
 
 
 def test_the_same_image_looks_different_each_time():
@@ -137,8 +137,7 @@ def test_generated_images_can_be_loaded(workers):
         transform=TransformSpec(augment="none"),
         seed=1,
         order=Order(images=64, global_batch=16, seed=1),
-        generated_images=64,
-        generated_valid_images=10,
+        valid_images=10,
     )
     with Loader(spec, workers=workers) as loader:
         [[step]] = loader.steps_from(2, 3, micro_batch=16)
@@ -150,12 +149,12 @@ def test_generated_images_can_be_loaded(workers):
 def test_small_images_are_noted_by_name(photos, workers):
     with Loader(photo_spec(photos, image_size=64), workers=workers) as loader:
         list(loader.steps_from(0, 1, micro_batch=GLOBAL_BATCH))
-        assert loader.notes["train"][0] == "train/cat/00.jpg: 60x90 is enlarged for 64x64"
+        assert loader.problems["train"].notes[0] == "train/cat/00.jpg: 60x90 is enlarged for 64x64"
         assert all(
             "60x" in t or "61x" in t or "62x" in t or "63x" in t
-            for t in loader.notes["train"].values()
+            for t in loader.problems["train"].notes.values()
         )
-        assert loader.notes["valid"] == {}
+        assert loader.problems["valid"].notes == {}
 
 
 def test_an_input_spec_survives_json(photos):
@@ -207,9 +206,9 @@ def test_images_of_other_shares_are_not_read(tmp_path, workers):
     for replica, bad in ((0, []), (1, [wanted[3, 2]])):
         with Loader(spec, workers=workers, max_bad=1) as loader:
             [step] = loader.steps_from(0, 1, micro_batch=4, share=Share((replica,), 2))
-            assert len(step) == 3 and list(loader.bad_images["train"]) == bad
+            assert len(step) == 3 and list(loader.problems["train"].bad_images) == bad
             list(loader.evaluation_batches(3, share=Share((replica,), 2)))
-            assert list(loader.bad_images["valid"]) == ([4] if replica else [])
+            assert list(loader.problems["valid"].bad_images) == ([4] if replica else [])
 
 
 def test_replicas_that_do_not_divide_the_slices_are_refused():

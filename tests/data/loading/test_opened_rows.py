@@ -69,7 +69,8 @@ def read_all(loader, steps=STEPS):
         trained = join(b for step in loader.steps_from(0, steps, micro_batch=8) for b in step)
         scored = join(loader.evaluation_batches(7))
         found = [
-            {split: sorted(d) for split, d in d.items()} for d in (loader.bad_images, loader.notes)
+            {split: sorted(getattr(problems, what)) for split, problems in loader.problems.items()}
+            for what in ("bad_images", "notes")
         ]
     assert not [thread for thread in threading.enumerate() if "prefetch" in thread.name]
     return trained, scored, found

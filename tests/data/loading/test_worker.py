@@ -31,7 +31,7 @@ from phalanx.data.transforms.transform import TransformSpec
 from phalanx.plan.order import Order
 order = Order(images=4000, global_batch=512, seed=1)
 spec = InputSpec(data="generated", image_size=512, transform=TransformSpec(augment="resized-crop"),
-                 seed=1, order=order, generated_images=4000)
+                 seed=1, order=order)
 loader = Loader(spec, workers=3)
 steps = loader.steps_from(0, 1000, micro_batch=512)
 {wait}
@@ -137,7 +137,7 @@ def test_a_killed_worker_is_named_and_started_again():
         os.kill(victim, signal.SIGKILL)
         for _ in range(20):
             next(steps)
-        (note,) = loader.notes["train"].values()
+        (note,) = loader.problems["train"].notes.values()
         assert f"(pid {victim}) was killed by SIGKILL; it was restarted" in note
         os.kill(pids(loader)[1], signal.SIGKILL)
         said = r"was killed by SIGKILL; the one before it was killed by SIGKILL.*--workers 0"
@@ -154,7 +154,7 @@ def test_batches_are_the_same_when_a_worker_had_to_be_started_again():
             worker.answer_timeout_s = 0.5  # of this one alone: the next has all the time it needs
             os.kill(worker.process.pid, blow)
             assert same_as_without_workers(steps, 20), blow
-            assert len(loader.notes["train"]) == 1
+            assert len(loader.problems["train"].notes) == 1
 
 
 def test_an_unforeseen_error_in_a_worker_brings_its_traceback(started):

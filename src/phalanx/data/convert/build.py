@@ -367,20 +367,15 @@ class _Build:
 def _convert_task(work: tuple[ImageTask, EncodeOptions]) -> list[tuple[int, Sample | str, bool]]:
     """For each image of a task: number, the sample or what is wrong, and whether it changed."""
     task, options = work
+    max_pixels = task.split.source_options.limits.max_pixels
     converted: list[tuple[int, Sample | str, bool]] = []
     for place, number in enumerate(task.numbers):
         try:
-            sample: Sample | str
-            if task.samples is None:
-                sample = read_sample(open_once(task.split), number)
-            else:
-                sample = task.samples[place]
-            if isinstance(sample, str):
-                converted.append((number, sample, False))
-                continue
-            after = convert_sample(
-                sample, options, max_pixels=task.split.source_options.limits.max_pixels
-            )
+            given = None if task.samples is None else task.samples[place]
+            sample = read_sample(open_once(task.split), number) if given is None else given
+            after = sample
+            if isinstance(sample, Sample):
+                after = convert_sample(sample, options, max_pixels=max_pixels)
             converted.append((number, after, after is not sample))
         except BadImage as bad:
             # as the source names it: with its split or shard, wherever it turned out to be bad

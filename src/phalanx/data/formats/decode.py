@@ -4,7 +4,6 @@ import math
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -62,29 +61,12 @@ class BadImage(Exception):
         self.reason = reason
 
 
-def decode(
-    data: bytes,
-    name: str,
-    *,
-    min_shape: tuple[int, int] | None = None,
-    max_pixels: int = MAX_PIXELS,
-    upright: bool = True,
-) -> Pixels:
-    """The image as RGB, if `upright` turned as its EXIF says; raises BadImage.
-
-    min_shape: height and width, as stored, that are enough. A JPEG is then decoded at a half, a
-    quarter or an eighth of its size if that is not smaller, which saves most of the work.
-    """
-    if data.startswith(JPEG_START):
-        read_image_shape(data, name, max_pixels=max_pixels)
-    pixels = _decode_intact_jpeg(data, min_shape)
-    if pixels is None:
-        return _decode_by_pillow(data, name, max_pixels=max_pixels, upright=upright)
-    return turn_pixels(pixels, find_jpeg_orientation(data)) if upright else pixels
-
-
 def _decode_intact_jpeg(data: bytes, min_shape: tuple[int, int] | None) -> Pixels | None:
-    """A JPEG as it is stored; None if it is CMYK, has stray bytes or damage, or is no JPEG."""
+    """A JPEG as it is stored; None if it is CMYK, has stray bytes or damage, or is no JPEG.
+
+    min_shape: height and width that are enough. It is then decoded at a half, a quarter or an
+    eighth of its size if that is not smaller, which saves most of the work.
+    """
     if simplejpeg is None or not data.startswith(JPEG_START):
         return None
     height, width = min_shape or (0, 0)
@@ -96,19 +78,19 @@ def _decode_intact_jpeg(data: bytes, min_shape: tuple[int, int] | None) -> Pixel
     return None
 
 
-def _decode_by_pillow(data: bytes, name: str, *, max_pixels: int, upright: bool) -> Pixels:
-    """An image of any format that Pillow reads, which also says what is wrong with others."""
+def _decode_by_pillow(data: bytes, name: str, max_pixels: int) -> Pixels:
+    """An image as it is stored, of any format that Pillow reads; raises BadImage."""
     with _open_pillow(data, name) as image:
         _refuse_bomb((image.height, image.width), name, max_pixels)
-        orientation = find_orientation(data, image) if upright else UPRIGHT
-        return turn_pixels(read_rgb(image), orientation)
+        return read_rgb(image)
 
 
 def decode_top(data: bytes, rows: int, min_shape: tuple[int, int] | None = None) -> Pixels | None:
-    """Like `decode`, with the same pixels, but only the first `rows` rows are decoded.
+    """A JPEG as it is stored, of which only the first `rows` rows are decoded.
 
-    Other rows of the result are undefined. None if decoding cannot stop early, or if anything is
-    suspicious: `decode` must be called then, which also finds out what is wrong.
+    min_shape: as for `_decode_intact_jpeg`, which decodes these rows to the same pixels. Other rows
+    of the result are undefined. None if decoding cannot stop early, or if anything is suspicious:
+    the whole image must be decoded then, which also finds out what is wrong.
     """
     if simplejpeg is None or (field := find_height_field(data)) is None:
         return None
@@ -153,30 +135,16 @@ def find_height_field(data: bytes) -> int | None:
     return None
 
 
-def read_image_shape(data: bytes, name: str, *, max_pixels: int) -> tuple[int, int]:
-    """Height and width as stored, from the header; BadImage also if it has too many pixels."""
-    return _read_layout(data, name, max_pixels).shape
-
-
-class _ImageLayout(NamedTuple):
-    """How an image is stored in its file."""
-
-    shape: tuple[int, int]  # height and width, before it is turned
-    orientation: int  # by which it is still to be turned
-
-
-def _read_layout(data: bytes, name: str, max_pixels: int) -> _ImageLayout:
-    """Shape and orientation from the header; BadImage also if it has too many pixels."""
+def _read_layout(data: bytes, name: str, max_pixels: int) -> tuple[tuple[int, int], int]:
+    """Height and width as stored, and the orientation, from the header; BadImage if too large."""
     layout = None
     if simplejpeg is not None and data.startswith(JPEG_START):
         with suppress(*HEADER_ERRORS):
-            shape = simplejpeg.decode_jpeg_header(data)[:2]
-            layout = _ImageLayout(shape, find_jpeg_orientation(data))
+            layout = simplejpeg.decode_jpeg_header(data)[:2], find_jpeg_orientation(data)
     if layout is None:
         with _open_pillow(data, name) as image:
-            shape = image.height, image.width
-            layout = _ImageLayout(shape, find_orientation(data, image))
-    _refuse_bomb(layout.shape, name, max_pixels)
+            layout = (image.height, image.width), find_orientation(data, image)
+    _refuse_bomb(layout[0], name, max_pixels)
     return layout
 
 
@@ -227,8 +195,7 @@ class EncodedImage:
         pixels = _decode_intact_jpeg(self.data, self._min_shape(scale))
         self.is_intact = pixels is not None
         if pixels is None:
-            limit = self.max_pixels
-            pixels = _decode_by_pillow(self.data, self.name, max_pixels=limit, upright=False)
+            pixels = _decode_by_pillow(self.data, self.name, self.max_pixels)
         return turn_pixels(pixels, self.orientation)
 
     def decode_crop(self, crop: Crop, scale: float) -> Pixels:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.cache_folder import find_user_cache
-from phalanx.data.formats.decode import BadImage, EncodedImage, Image, decode
+from phalanx.data.formats.decode import BadImage, EncodedImage, Image, decode_image
 from phalanx.data.formats.file_bytes import copy_to_memory, crc32c
 from phalanx.data.formats.image_file import (
     DEFAULT_LIMITS,
@@ -292,8 +292,7 @@ class IndexedSource:
 
     def read(self, index: int) -> NDArray[np.uint8]:
         """The image as RGB; raises BadImage if it cannot be read or decoded."""
-        data, max_pixels = self.read_encoded(index), self.limits.max_pixels
-        return decode(data, self.name(index), max_pixels=max_pixels, upright=self.upright)
+        return decode_image(self.image(index))
 
     def image(self, index: int) -> Image:
         """The image, to be decoded as far as needed; raises BadImage."""

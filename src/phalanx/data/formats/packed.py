@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.formats.decode import BadImage, EncodedImage, Image, encode_png
+from phalanx.data.formats.decode import BadImage, Image, encode_png
 from phalanx.data.formats.file_bytes import copy_to_memory, crc32c
 from phalanx.data.formats.image_file import open_data_file
 from phalanx.data.formats.index import (
@@ -63,11 +63,6 @@ class _PackedSource(IndexedSource):
         super().__init__(path.parent, index)
         self.header, self.arrays = header, arrays
         self.raw = header["encoding"] == "raw"
-
-    def read(self, index: int) -> NDArray[np.uint8]:
-        """The image as RGB; raises BadImage if it is damaged."""
-        image = self.image(index)
-        return image.decode() if isinstance(image, EncodedImage) else image
 
     def image(self, index: int) -> Image:
         """Raw pixels, or a JPEG to be decoded as far as needed."""

@@ -164,20 +164,10 @@ DATA_FORMATS: dict[str, _DataFormat] = {
     ),
 }
 
-_Opener = Callable[[str | None, Split, GeneratedSpec | None], Source]
-
-
-def _build_folder_opener(open_format: Callable[[Path, str, LayoutOptions], Source]) -> _Opener:
-    """The opener of a format that is read from --data-dir."""
-    return lambda data_dir, split, _spec: open_format(
-        _existing_folder(data_dir), split, DEFAULT_LAYOUT
-    )
-
-
-OPENERS: dict[str, _Opener] = {  # "synthetic" is made on the device: nothing to open
+OPENERS: dict[str, Callable[[str | None, Split, GeneratedSpec | None], Source]] = {
+    # the data that is not in DATA_FORMATS; "synthetic" is made on the device: nothing to open
     "embedded": lambda _dir, split, _spec: open_embedded(split),
     "generated": lambda _dir, _split, spec: open_generated(spec),
-    **{name: _build_folder_opener(kind.open) for name, kind in DATA_FORMATS.items() if kind.open},
 }
 
 
@@ -199,15 +189,17 @@ def open_source(
     limits: ReadLimits | None = None,
 ) -> Source:
     """The images of one split of a dataset; those that exceed the limits are bad."""
-    if data not in OPENERS:
-        raise ConfigError(f"--data: {data!r} has no images to read; {suggest(data, OPENERS)}")
+    known = [*OPENERS, *(name for name, kind in DATA_FORMATS.items() if kind.open)]
+    if data not in known:
+        raise ConfigError(f"--data: {data!r} has no images to read; {suggest(data, known)}")
     if not data_dir and DATASETS[data].needs_folder:
         raise DataError(
             f"--data {data} is read from a folder: give --data-dir DIR, or set DATA_DIR in the "
             "environment"
         )
     if data in DATA_FORMATS:
-        root = _existing_folder(data_dir)
+        root = expand_home(data_dir or "")
+        refuse_no_folder(root, "give the dataset's folder with --data-dir or DATA_DIR")
         source = open_format(data, root, split, layout=layout, val_split=val_split)
     elif val_split is not None:
         raise ConfigError(f"--val-split: {data} has validation images; leave the option out")
@@ -342,12 +334,6 @@ def set_limits(source: Source, limits: ReadLimits | None) -> Source:
     if limits is not None and isinstance(source, IndexedSource):
         source.limits = limits
     return source
-
-
-def _existing_folder(data_dir: str | None) -> Path:
-    root = expand_home(data_dir or "")
-    refuse_no_folder(root, "give the dataset's folder with --data-dir or DATA_DIR")
-    return root
 
 
 def refuse_no_folder(root: Path, hint: str) -> None:

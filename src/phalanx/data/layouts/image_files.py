@@ -101,7 +101,7 @@ def list_images(folder: Path, *, rule: int = NEWEST_RULE) -> _FoundFiles:
 
 def count_loose_images(folder: Path) -> int:
     """The number of images directly in a folder."""
-    return sum(1 for _ in _iterate_loose_images(folder, NEWEST_RULE))
+    return sum(1 for _ in _iterate_loose_images(folder))
 
 
 def list_broken_links(folder: Path) -> list[str]:
@@ -113,13 +113,13 @@ def list_broken_links(folder: Path) -> list[str]:
     return sorted(name for name in named if not os.path.exists(folder / name))
 
 
-def has_loose_images(folder: Path, *, rule: int = NEWEST_RULE) -> bool:
+def has_loose_images(folder: Path) -> bool:
     """Whether an image is directly in a folder; stops at the first."""
-    return any(True for _ in _iterate_loose_images(folder, rule))
+    return any(True for _ in _iterate_loose_images(folder))
 
 
-def _iterate_loose_images(folder: Path, rule: int) -> Iterator[str]:
-    suffixes = find_image_suffixes(rule)
+def _iterate_loose_images(folder: Path) -> Iterator[str]:
+    suffixes = find_image_suffixes()
     with os.scandir(folder) as entries:
         for entry in entries:
             is_image = entry.name.lower().endswith(suffixes) and not is_hidden(entry.name)
@@ -127,15 +127,15 @@ def _iterate_loose_images(folder: Path, rule: int) -> Iterator[str]:
                 yield entry.name
 
 
-def has_images(folder: Path, *, rule: int = NEWEST_RULE) -> bool:
-    """Whether there is an image in a folder, by rule 2 at any depth; stops at the first."""
-    return any(True for _ in iterate_images(folder, rule=rule))
+def has_images(folder: Path) -> bool:
+    """Whether there is an image in a folder, at any depth; stops at the first."""
+    return any(True for _ in iterate_images(folder))
 
 
-def iterate_images(folder: Path, *, rule: int = NEWEST_RULE) -> Iterator[str]:
-    """The images of a folder as relative paths, unsorted, by rule 2 at any depth."""
-    suffixes = find_image_suffixes(rule)
-    return (n for n in _walk(folder, [], deep=rule > 1) if n.lower().endswith(suffixes))
+def iterate_images(folder: Path) -> Iterator[str]:
+    """The images of a folder as relative paths, unsorted, at any depth."""
+    suffixes = find_image_suffixes()
+    return (n for n in _walk(folder, [], deep=True) if n.lower().endswith(suffixes))
 
 
 def _walk(root: Path, folders: list[str], *, deep: bool) -> Iterator[str]:

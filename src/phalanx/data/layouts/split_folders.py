@@ -115,18 +115,16 @@ def _choose_valid(
     return None
 
 
-def has_class_folders(root: Path, *, rule: int = NEWEST_RULE) -> bool:
+def has_class_folders(root: Path) -> bool:
     """Whether a folder has class folders, or a training or validation folder that has some."""
-    found = find_split_folders(root, rule=rule)
+    found = find_split_folders(root)
     if not found.flat:
         return any(folder and list_folders(folder) for folder in (found.train, found.valid))
     names = list_folders(root)
     if len(names) < 2:
         return False
     tried = names[:_FOLDERS_TRIED]
-    if rule == 1 or all(has_loose_images(root / name, rule=rule) for name in tried):
-        return all(has_loose_images(root / name, rule=rule) for name in tried)
-    return _are_deep_classes(root, names)
+    return all(has_loose_images(root / name) for name in tried) or _are_deep_classes(root, names)
 
 
 def _are_deep_classes(root: Path, names: Sequence[str]) -> bool:

@@ -140,7 +140,7 @@ class Loader:
         if cache:  # allocated now, to report before training if it does not fit
             sources = {split: spec.open(split) for split in spec.splits}
             self._caches = SharedCaches(sources, spec.data_dir or spec.data, processes=cache)
-        self._problems = {split: ReadProblems() for split in _SPLITS}
+        self.problems = {split: ReadProblems() for split in _SPLITS}  # a thread may add to them
         self._checksums: dict[Split, ImageChecksums] = {}
         self._readers: dict[Split, Reader] = {}
         self._backends: dict[Split, BatchBackend] = {}
@@ -196,7 +196,7 @@ class Loader:
             self._readers[split] = Reader(
                 self.spec,
                 split,
-                problems=self._problems[split],
+                problems=self.problems[split],
                 max_bad=self.max_bad,
                 cache=self._caches.caches[split] if self._caches else None,
             )
@@ -217,45 +217,12 @@ class Loader:
         source = self.source(split)
         assert isinstance(source, IndexedSource)
         if split not in self._checksums:
-            self._checksums[split] = ImageChecksums(source, self._problems[split])
+            self._checksums[split] = ImageChecksums(source, self.problems[split])
         return self._checksums[split]
 
     def source(self, split: Split) -> Source:
         """The images of one split."""
         return self.reader(split).source
-
-    def names(self, split: Split, indices: Iterable[int]) -> list[str]:
-        """The name of each image, by which the user can find it; empty for index -1."""
-        source = self.source(split)
-        return [source.name(int(index)) if index >= 0 else "" for index in indices]
-
-    @property
-    def bad_images(self) -> dict[Split, dict[int, str]]:
-        """The images of each split that could not be read: index to a text with name and reason."""
-        return {split: problems.bad_images for split, problems in self._problems.items()}
-
-    @property
-    def notes(self) -> dict[Split, dict[int, str]]:
-        """Notes on the first images of each split that are smaller than the model's input."""
-        return {split: problems.notes for split, problems in self._problems.items()}
-
-    @property
-    def cores_only(self) -> tuple[int, ...]:
-        """The training images that stay with the cores: bad ones, and those that are damaged."""
-        return tuple(sorted(self._problems["train"].cores_only.copy()))
-
-    def restore_cores_only(self, indices: Iterable[int]) -> None:
-        """Add the `cores_only` of earlier processes of a run."""
-        self._problems["train"].cores_only.update(dict.fromkeys(indices))
-
-    def copy_problems(self) -> dict[Split, ReadProblems]:
-        """A copy of all problems so far, for another process; a thread may still be reading."""
-        return {split: found.copy() for split, found in self._problems.items()}
-
-    def add_problems(self, others: Mapping[Split, ReadProblems]) -> None:
-        """Add the problems of another process that reads the same splits."""
-        for split, found in others.items():
-            self._problems[split].add(found)
 
     def recheck_bad(self, names: Collection[str]) -> None:
         """Read the images that were bad in earlier processes, and count them as bad again.
@@ -334,15 +301,14 @@ class Loader:
 
     def _backend(self, split: Split) -> BatchBackend:
         if split not in self._backends:
-            open_rows = partial(self._open_rows, split)
-            made = self._build_backend(self.reader(split), open_rows)
-            self._backends[split] = made or self._build_host_backend(self.reader(split), open_rows)
+            reader, open_rows = self.reader(split), partial(self._open_rows, split)
+            backend = self._build_backend(reader, open_rows)
+            if backend is None and self.workers:
+                backend = _WorkerBackend(reader, open_rows, self._allocate)
+            elif backend is None:
+                backend = _HostBackend(reader, self._allocate, feeds_cpu=self._feeds_cpu)
+            self._backends[split] = backend
         return self._backends[split]
-
-    def _build_host_backend(self, reader: Reader, open_rows: OpenRows) -> BatchBackend:
-        if self.workers:
-            return _WorkerBackend(reader, open_rows, self._allocate)
-        return _HostBackend(reader, self._allocate, feeds_cpu=self._feeds_cpu)
 
     def _open_rows(
         self, split: Split, requests: Iterable[BatchRequest]
@@ -366,7 +332,7 @@ class Loader:
             step_tasks = -(-order.global_batch // self._images_per_task) if order else 0
             self._pool = WorkerPool(
                 self.spec,
-                self._problems,
+                self.problems,
                 workers=self.workers,
                 slot_bytes=self._images_per_task * find_row_bytes(reader),
                 depth=_TASKS_AHEAD * self.workers + _STEPS_AHEAD * step_tasks,

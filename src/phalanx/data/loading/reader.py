@@ -41,9 +41,7 @@ class InputSpec:
     transform: TransformSpec
     seed: int
     order: Order | None = None  # None if there is no training
-    generated_images: int = 0
-    generated_valid_images: int = 0
-    has_valid: bool = True  # whether a training run has validation images
+    valid_images: int | None = None  # of generated data; 0 if a run has none of any kind
     layout: LayoutOptions = DEFAULT_LAYOUT
     val_split: str | None = None  # how much to hold out for validation, for data without a split
     growth: tuple[tuple[int, int], ...] = ()  # (end step, size) of smaller training images
@@ -69,13 +67,14 @@ class InputSpec:
         """The splits that can be opened."""
         if self.order is None:
             return ("valid",)
-        return ("train", "valid") if self.has_valid else ("train",)
+        return ("train",) if self.valid_images == 0 else ("train", "valid")
 
     def open(self, split: Split) -> Source:
         """The images of one split."""
         if self.plugin:
             load_plugins(self.plugin)
-        images = self.generated_images if split == "train" else self.generated_valid_images
+        trained = self.order.images if self.order else 0
+        images = trained if split == "train" else self.valid_images or 0
         generated = GeneratedSpec(images=images, image_size=self.image_size, seed=self.seed)
         val_split = None if self.val_split is None else ValSplit(self.val_split, self.seed)
         # without training, a folder without splits is scored as a whole

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.catalog.datasets import CENTRE_CROP_FRACTION
 from phalanx.data.formats.decode import (
     Crop,
     Image,
@@ -37,7 +38,6 @@ from phalanx.data.transforms.augment import (
 from phalanx.plan.draws import draw_uniform
 from phalanx.plan.order import Order
 
-CENTRE_CROP_FRACTION = 0.875  # share of the short side that is seen when scoring large images
 _HUE_SHARE = 0.25  # of --color-jitter's strength: hue changes less than brightness
 FIXED_COLUMNS = BOX_COLUMNS[: 2 + 2 * CROP_TRIES]  # for crops that ignore boxes
 

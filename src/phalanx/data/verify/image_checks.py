@@ -14,9 +14,8 @@ from phalanx.data.convert.source_splits import ImageTask, SplitKey, open_once
 from phalanx.data.formats.decode import (
     JPEG_START,
     BadImage,
+    EncodedImage,
     Pixels,
-    decode,
-    read_image_shape,
     resize,
 )
 from phalanx.data.formats.index import (
@@ -27,7 +26,7 @@ from phalanx.data.formats.index import (
     IndexedSource,
 )
 from phalanx.data.formats.sources import find_portable_name
-from phalanx.data.orientation import UPRIGHT, find_jpeg_orientation, turn_pixels
+from phalanx.data.orientation import UPRIGHT, turn_pixels
 from phalanx.data.pillow_image import read_image_header
 
 if TYPE_CHECKING:
@@ -140,16 +139,15 @@ def _decode_strictly(
     damage: dict[str, str] = {}
     if simplejpeg is not None and data.startswith(JPEG_START):
         try:
-            read_image_shape(data, name, max_pixels=max_pixels)
-            pixels = turn_pixels(simplejpeg.decode_jpeg(data), find_jpeg_orientation(data))
-            return pixels, damage
+            image = EncodedImage(data, name, max_pixels=max_pixels)
+            return turn_pixels(simplejpeg.decode_jpeg(data), image.orientation), damage
         except BadImage as bad:
             return None, {"undecodable": bad.reason}
         except ValueError as warning:
             if str(warning).startswith(_JPEG_WARNINGS):
                 damage["truncated"] = str(warning)
     try:
-        return decode(data, name, max_pixels=max_pixels), damage
+        return EncodedImage(data, name, max_pixels=max_pixels).decode(), damage
     except BadImage as bad:
         is_truncated = "truncated" in bad.reason.lower() or "truncated" in damage
         return None, {"truncated" if is_truncated else "undecodable": bad.reason}
