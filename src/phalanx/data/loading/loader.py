@@ -143,7 +143,7 @@ class Loader:
         self._problems = {split: ReadProblems() for split in _SPLITS}
         self._checksums: dict[Split, ImageChecksums] = {}
         self._readers: dict[Split, Reader] = {}
-        self._backends: dict[Split, BatchBackend] = {}
+        self._backends: dict[tuple[Split, bool], BatchBackend] = {}  # and whether on the device
         self._streams: dict[Split, _Stream] = {}
         self._pool: WorkerPool | None = None
 
@@ -333,11 +333,12 @@ class Loader:
                 yield batch
 
     def _backend(self, split: Split) -> BatchBackend:
-        if split not in self._backends:
+        key = split, self.on_device  # decoders on the device are opened when it first decodes
+        if key not in self._backends:
             open_rows = partial(self._open_rows, split)
-            made = self._build_backend(self.reader(split), open_rows)
-            self._backends[split] = made or self._build_host_backend(self.reader(split), open_rows)
-        return self._backends[split]
+            made = self._build_backend(self.reader(split), open_rows) if self.on_device else None
+            self._backends[key] = made or self._build_host_backend(self.reader(split), open_rows)
+        return self._backends[key]
 
     def _build_host_backend(self, reader: Reader, open_rows: OpenRows) -> BatchBackend:
         if self.workers:
