@@ -294,9 +294,9 @@ class Trainer:
                 yield feed.batches_from(0)
             finally:
                 feed.close()
-                if "train" in loader._backends:  # what failed early has none
+                if ("train", True) in loader._backends:  # what failed early has none
                     loader._streams.pop("train").close()
-                    loader._backends.pop("train").close()
+                    loader._backends.pop(("train", True)).close()
 
     @contextmanager
     def _apply(self, variant: Variant) -> Generator[None, None, None]:

@@ -7,7 +7,7 @@ import pytest
 import simplejpeg
 
 from phalanx.data.formats.decode import EncodedImage
-from phalanx.data.loading import gpu_share
+from phalanx.data.loading import gpu_decode, gpu_share
 from phalanx.data.loading.gpu_decode import GpuDecoder
 from phalanx.data.loading.gpu_share import GpuShare, is_gpu_decodable
 from phalanx.data.loading.loader import Loader
@@ -158,6 +158,39 @@ def test_steps_after_the_first_pass_are_the_gpus_and_all_others_the_cores(tmp_pa
     assert all((a == b).all() for a, b in zip(scored, by_cores[1], strict=True))
     images = ORDER.indices(np.arange(30, 90)).tolist()
     assert len(seen) == sum(index not in FOR_CORES for index in images)
+
+
+class NvJpeg:
+    """Stands in for a decoder of the GPU, and counts how many were opened."""
+
+    opened = 0
+
+    def __init__(self, device):
+        NvJpeg.opened += 1
+
+    def __call__(self, files):
+        return stand_in(files)
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("by_gpu", [False, True])
+def test_a_gpu_that_decodes_nothing_holds_no_decoders(tmp_path, monkeypatch, by_gpu):
+    monkeypatch.setattr(gpu_decode, "NvJpeg", NvJpeg)
+    monkeypatch.setattr(NvJpeg, "opened", 0)
+    loader = Loader(
+        replace(spec_of(write_files(tmp_path, {})), order=ORDER, checked_since=0),
+        workers=0,
+        backend=lambda reader, rows: GpuDecoder(reader, CPU, open_rows=rows),
+    )
+    with loader:
+        first = loader.spec.first_checked_step
+        list(loader.steps_from(0, first, micro_batch=5))
+        assert NvJpeg.opened == 0, "the cores decode in the first pass"
+        loader.on_device = by_gpu
+        list(loader.steps_from(first, 9, micro_batch=5))
+    assert NvJpeg.opened == (2 if by_gpu else 0)
 
 
 BAD = {1, 2, 14, 17}  # the last two are left out of the first pass if its tail is dropped

@@ -178,6 +178,8 @@ def test_a_file_that_finds_no_room_is_read_where_it_is_decoded(tmp_path, workers
     ("form", "cache"), [("packed", 1), ("tar", 1), ("tfrecord", 1), ("parquet", 0)]
 )
 def test_pieces_of_large_files_are_shared_and_cached(tmp_path, form, cache):
+    if form == "parquet":
+        pytest.importorskip("pyarrow", reason="needs phalanx[parquet]")
     samples = [
         Sample(name=f"{seed}.jpg", data=encode(photo(seed)), label=seed % 2)
         for seed in range(COUNT)

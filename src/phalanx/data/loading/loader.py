@@ -143,7 +143,7 @@ class Loader:
         self.problems = {split: ReadProblems() for split in _SPLITS}  # a thread may add to them
         self._checksums: dict[Split, ImageChecksums] = {}
         self._readers: dict[Split, Reader] = {}
-        self._backends: dict[Split, BatchBackend] = {}
+        self._backends: dict[tuple[Split, bool], BatchBackend] = {}  # and whether on the device
         self._streams: dict[Split, _Stream] = {}
         self._pool: WorkerPool | None = None
 
@@ -300,15 +300,16 @@ class Loader:
                 yield batch
 
     def _backend(self, split: Split) -> BatchBackend:
-        if split not in self._backends:
+        key = split, self.on_device  # decoders on the device are opened when it first decodes
+        if key not in self._backends:
             reader, open_rows = self.reader(split), partial(self._open_rows, split)
-            backend = self._build_backend(reader, open_rows)
+            backend = self._build_backend(reader, open_rows) if self.on_device else None
             if backend is None and self.workers:
                 backend = _WorkerBackend(reader, open_rows, self._allocate)
             elif backend is None:
                 backend = _HostBackend(reader, self._allocate, feeds_cpu=self._feeds_cpu)
-            self._backends[split] = backend
-        return self._backends[split]
+            self._backends[key] = backend
+        return self._backends[key]
 
     def _open_rows(
         self, split: Split, requests: Iterable[BatchRequest]
