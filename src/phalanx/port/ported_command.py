@@ -276,7 +276,7 @@ def _to_values(given: Sequence[GivenOption]) -> dict[str, str]:
 def _choose_preset(port: PortJob) -> str | None:
     """Our preset that the new command begins with."""
     name, dialect = port.config_name, port.chosen.dialect
-    nearest = port.chosen.script.preset(port.values) or ""
+    nearest = port.chosen.script.preset(port.values)
     if not name:
         return name_preset(nearest) or nearest or None
     own = dialect.presets.get(name)
