@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from phalanx.client.images import RequestImages
     from phalanx.client.load_generator import LoadOptions, LoadResult
 
-_PROTOCOLS = ("predict", "tensorflow", "v2")
 _IN_FLIGHT = 16  # requests of a thread with --use-async
 _VALIDATION_IMAGES = 200  # of a run, where none are named
 _MOST_THREADS = 512
@@ -106,12 +105,12 @@ def _run(args: ParsedArgs) -> int:
 
 def _read_options(args: ParsedArgs) -> "LoadOptions":
     """How to send the images; all errors in the flags are reported together."""
-    if args["--protocol"] not in _PROTOCOLS:
-        raise ConfigError(
-            f"--protocol {args['--protocol']}: {suggest(args['--protocol'], _PROTOCOLS)}"
-        )
     from phalanx.client.load_generator import LoadOptions
+    from phalanx.client.protocols import PROTOCOLS
 
+    if args["--protocol"] not in PROTOCOLS:
+        way_out = suggest(args["--protocol"], PROTOCOLS)
+        raise ConfigError(f"--protocol {args['--protocol']}: {way_out}")
     wanted = args["--num-images"]
     most_threads = _MOST_CONNECTIONS // _IN_FLIGHT if args["--use-async"] else _MOST_THREADS
     return LoadOptions(
