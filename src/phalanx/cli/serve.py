@@ -84,7 +84,8 @@ _LEAST_KEY = 8
 )
 def _run(args: ParsedArgs) -> int:
     """Serve until a signal comes; the code is 0 when all that was accepted is answered."""
-    config = _read_config(args)
+    args.load_plugins()
+    config = args.read_config()
     _refuse_missing()
     device = _choose_device(args, config)
     limits = _read_limits(args, config, device)
@@ -131,16 +132,6 @@ def _refuse_missing() -> None:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise ConfigError(f"phalanx serve needs {', '.join(missing)}: pip install 'phalanx[serve]'")
-
-
-def _read_config(args: ParsedArgs) -> "Config":
-    """The options of the machine and of reading images."""
-    from phalanx.config.read import merge_layers, read_flags
-
-    args.load_plugins()
-    problems = list(args.problems)
-    layers = [read_flags({**args.flags, "data": "folder"}, problems)]
-    return merge_layers(layers, problems, name="").config
 
 
 def _choose_device(args: ParsedArgs, config: "Config") -> str:
