@@ -149,12 +149,8 @@ def predict_network(
 
 def describe_exchange(plan: "Plan", exchange: "Exchange") -> str:
     """What each rank sends and receives in a step."""
-    parts = {
-        "gradients": exchange.gradients,
-        "BatchNorm statistics": exchange.statistics,
-        "activations and their gradients": exchange.activations,
-    }
-    text = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+    sizes = {name: getattr(exchange, kind) for kind, name in _NAMES.items()}
+    text = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size)
     total = f"{'up to ' * (plan.layout.stages > 1)}{format_bytes(exchange.total)}"
     return f"each rank sends and receives {total} per step: {text}"
 

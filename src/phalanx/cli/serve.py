@@ -14,7 +14,6 @@ from phalanx.plan.machine import count_cores, count_threads, resolve_device
 if TYPE_CHECKING:
     from phalanx.config.schema import Config
     from phalanx.serve.app import WriteLogLine
-    from phalanx.serve.backend import BackendOptions
     from phalanx.serve.service import ServeLimits
 
 _PACKAGES = ("starlette", "uvicorn", "httptools", "orjson")
@@ -96,13 +95,19 @@ def _run(args: ParsedArgs) -> int:
     if name is not None:
         check_model_name(name)
     workers, threads = args.read_int("--workers", 1, 64), _read_decode_threads(args)
-    options = _read_backend_options(
-        args, config, device, max_batch=limits.max_batch, workers=workers
+    from phalanx.serve.backend import BackendOptions, open_backends
+
+    options = BackendOptions(
+        device=device,
+        threads=config.machine.threads or max(1, count_threads() // workers),
+        max_batch=limits.max_batch,
+        flags=args.flags,
+        checkpoint=args["--checkpoint"],
+        averaged=args["--averaged"],
     )
     port = args.read_int("--port", 0, 65535)
     log = _open_log(args["--access-log"])
 
-    from phalanx.serve.backend import open_backends
     from phalanx.serve.server import open_port, run_server
     from phalanx.serve.service import Service
 
@@ -202,21 +207,6 @@ def _read_decode_threads(args: ParsedArgs) -> int:
     if args["--decode-threads"] is None:
         return min(8, count_cores())
     return args.read_int("--decode-threads", 1, 256)
-
-
-def _read_backend_options(
-    args: ParsedArgs, config: "Config", device: str, *, max_batch: int, workers: int
-) -> "BackendOptions":
-    from phalanx.serve.backend import BackendOptions
-
-    return BackendOptions(
-        device=device,
-        threads=config.machine.threads or max(1, count_threads() // workers),
-        max_batch=max_batch,
-        flags=args.flags,
-        checkpoint=args["--checkpoint"],
-        averaged=args["--averaged"],
-    )
 
 
 def _read_key(args: ParsedArgs) -> str:

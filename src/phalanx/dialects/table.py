@@ -113,6 +113,11 @@ def computed(apply: Apply, summary: str) -> Outcome:
     return Outcome("computed", apply, summary)
 
 
+def always(effect: Effect, summary: str) -> Outcome:
+    """The effect is the same with every value."""
+    return computed(lambda text, values: effect, summary)
+
+
 def elsewhere(how: str, flags: Mapping[str, str] | None = None) -> Outcome:
     """The same is done in another way here."""
     return Outcome("elsewhere", lambda text, values: Effect(flags=flags or {}, why=how), how)
