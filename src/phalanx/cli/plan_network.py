@@ -8,7 +8,7 @@ from phalanx.catalog.datasets import DATASETS
 from phalanx.cli.command import Argument, ParsedArgs
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
-from phalanx.units import format_bytes, format_plural
+from phalanx.units import align_columns, format_bytes, format_plural
 
 if TYPE_CHECKING:
     from phalanx.assemble.dataset_summary import DatasetSummary
@@ -184,11 +184,7 @@ def _list_uses(prediction: NetworkPrediction, plan: "Plan") -> list[str]:
     if not cells:
         return ["nothing goes over it"]
     cells.insert(0, ("each way, in a step", "bytes", "time", ""))
-    names, sizes, times = (max(len(row[at]) for row in cells) for at in range(3))
-    return [
-        f"{name:<{names}}  {size:>{sizes}}  {time:>{times}}  {note}".rstrip()
-        for name, size, time, note in cells
-    ]
+    return align_columns(cells, left=[0, 3])
 
 
 def _describe_step(prediction: NetworkPrediction, plan: "Plan") -> list[tuple[str, str]]:
