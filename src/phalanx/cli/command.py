@@ -115,6 +115,10 @@ class ParsedArgs:
             raise ConfigError(f"{flag}: expected {noun} {limits}, got {text[:80]!r}")
         return int(text)
 
+    def read_optional_int(self, flag: str, low: int, high: float = math.inf) -> int | None:
+        """The same for a flag that has no default; None if it is not given."""
+        return None if self[flag] is None else self.read_int(flag, low, high)
+
     def read_positive(self, flag: str, wanted: str, *, high: float = sys.float_info.max) -> float:
         """The number above zero that a flag such as --seconds gives."""
         try:

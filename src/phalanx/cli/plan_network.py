@@ -95,7 +95,7 @@ def read_network_args(args: ParsedArgs) -> NetworkArgs | None:
     if args["--no-memory"]:
         raise ConfigError("--network: needs what --no-memory skips; leave one of them out")
     gbit = args.read_positive("--network", "Gbit/s of each host's link, such as 10 or 0.1")
-    hosts = None if args["--hosts"] is None else args.read_int("--hosts", 1)
+    hosts = args.read_optional_int("--hosts", 1)
     rate = None
     if args["--images-per-second"] is not None:
         rate = args.read_positive("--images-per-second", "a number above zero, such as 2500")

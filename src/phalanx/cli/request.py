@@ -111,14 +111,13 @@ def _read_options(args: ParsedArgs) -> "LoadOptions":
     if args["--protocol"] not in PROTOCOLS:
         way_out = suggest(args["--protocol"], PROTOCOLS)
         raise ConfigError(f"--protocol {args['--protocol']}: {way_out}")
-    wanted = args["--num-images"]
     most_threads = _MOST_CONNECTIONS // _IN_FLIGHT if args["--use-async"] else _MOST_THREADS
     return LoadOptions(
         protocol=args["--protocol"],
         batch_size=args.read_int("--batch-size", 1, 4096),
         threads=args.read_int("--num-threads", 1, most_threads),
         in_flight=_IN_FLIGHT if args["--use-async"] else 1,
-        per_thread=None if wanted is None else args.read_int("--num-images", 1, 10**9),
+        per_thread=args.read_optional_int("--num-images", 1, 10**9),
         timeout_s=args.read_positive("--timeout", "seconds up to 3600", high=_LONGEST_S),
         retries=args.read_int("--retries", 0, 1000),
     )

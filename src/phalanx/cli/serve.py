@@ -94,7 +94,8 @@ def _run(args: ParsedArgs) -> int:
     name = args["--name"]
     if name is not None:
         check_model_name(name)
-    workers, threads = args.read_int("--workers", 1, 64), _read_decode_threads(args)
+    workers = args.read_int("--workers", 1, 64)
+    threads = args.read_optional_int("--decode-threads", 1, 256) or min(8, count_cores())
     from phalanx.serve.backend import BackendOptions, open_backends
 
     options = BackendOptions(
@@ -171,12 +172,10 @@ def _read_limits(args: ParsedArgs, config: "Config", device: str) -> "ServeLimit
     from phalanx.assemble.dataset_summary import build_read_limits
     from phalanx.serve.service import ServeLimits
 
-    max_batch = _MAX_BATCH.get(device, _MAX_GPU_BATCH)
-    if args["--max-batch"] is not None:
-        max_batch = args.read_int("--max-batch", 1, 4096)
+    max_batch = args.read_optional_int("--max-batch", 1, 4096)
+    max_batch = max_batch or _MAX_BATCH.get(device, _MAX_GPU_BATCH)
     max_queue = _QUEUED_BATCHES * max_batch * args.read_int("--workers", 1, 64)
-    if args["--max-queue"] is not None:
-        max_queue = args.read_int("--max-queue", 1, 1_000_000)
+    max_queue = args.read_optional_int("--max-queue", 1, 1_000_000) or max_queue
     body_s = args.read_positive("--request-timeout", "seconds above 0", high=86400)
     wait_ms = _read_number(args, "--max-wait-ms", 10_000)
     return ServeLimits(
@@ -201,12 +200,6 @@ def _read_number(args: ParsedArgs, flag: str, high: float) -> float:
     if not 0 <= number <= high:
         raise ConfigError(f"{flag}: expected a number from 0 to {high:,}, got {args[flag]!r}")
     return number
-
-
-def _read_decode_threads(args: ParsedArgs) -> int:
-    if args["--decode-threads"] is None:
-        return min(8, count_cores())
-    return args.read_int("--decode-threads", 1, 256)
 
 
 def _read_key(args: ParsedArgs) -> str:
