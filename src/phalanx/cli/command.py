@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from phalanx.catalog.plugins import has_module, load_plugins
 from phalanx.config.hints import explain_device_counts, suggest_option
 from phalanx.config.presets import is_preset
-from phalanx.config.schema import OPTIONS, SPELLINGS
+from phalanx.config.schema import MODEL_SECTIONS, OPTIONS, SPELLINGS
 from phalanx.config.text import LIST_OPTIONS, NEGATIVE_NUMBER
 from phalanx.errors import ConfigError
 
@@ -39,7 +39,7 @@ LAYOUT_OPTIONS = ("valid-split", "class-from", "labels", "listing-rule")  # ... 
 MODEL_OPTIONS = tuple(
     option.name
     for option in OPTIONS.values()
-    if option.section in ("model", "resnet", "efficientnet") and option.name != "model"
+    if option.section in MODEL_SECTIONS and option.name != "model"
 )
 
 
