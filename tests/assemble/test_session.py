@@ -3,6 +3,8 @@
 import os
 import random
 import resource
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -113,6 +115,17 @@ def torch_settings():
         *(cudnn.benchmark, matmul.allow_fp16_reduced_precision_reduction),
         matmul.allow_bf16_reduced_precision_reduction,
     )
+
+
+def test_settings_that_change_nothing_do_not_import_torchs_compiler():
+    code = (
+        "import sys, phalanx\n"
+        "from phalanx.assemble import torch_setup as setup\n"
+        "with setup.preserve_torch_settings():\n"
+        "    setup.apply_torch_settings(phalanx.plan('demo'))\n"
+        "sys.exit('torch._inductor' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_functions_leave_random_states_and_torch_as_they_were(digits, tmp_path):

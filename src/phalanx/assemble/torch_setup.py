@@ -81,7 +81,7 @@ def apply_torch_settings(plan: Plan) -> None:
     deterministic, benchmark = DETERMINISM[plan.determinism]
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    _set_deterministic(deterministic)
+    _set_deterministic_mode(2 if deterministic else 0)
     # by default, deterministic mode fills all new memory, which costs time
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
@@ -90,10 +90,13 @@ def apply_torch_settings(plan: Plan) -> None:
     matmul.allow_bf16_reduced_precision_reduction = plan.half_partials
 
 
-def _set_deterministic(mode: bool, *, warn_only: bool = False) -> None:
-    """Turn torch's deterministic algorithms on or off; that imports its compiler, for a second."""
-    if mode or torch.are_deterministic_algorithms_enabled():
-        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+def _set_deterministic_mode(mode: int) -> None:
+    """Set torch's mode (0: off, 1: warn, 2: strict), if it is another one.
+
+    Setting it imports torch's compiler, which takes a second and 70 MiB.
+    """
+    if mode != torch.get_deterministic_debug_mode():
+        torch.use_deterministic_algorithms(mode > 0, warn_only=mode == 1)
 
 
 @contextmanager
@@ -101,8 +104,7 @@ def preserve_torch_settings() -> Iterator[None]:
     """Context that restores torch's global settings, for Python programs that call us."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     threads = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    mode = torch.get_deterministic_debug_mode()
     kernels = cudnn.deterministic, cudnn.benchmark
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     float16 = matmul.allow_fp16_reduced_precision_reduction
@@ -114,7 +116,7 @@ def preserve_torch_settings() -> Iterator[None]:
         if torch.cuda.is_initialized():
             torch.cuda.set_device(device)
         torch.set_num_threads(threads)
-        _set_deterministic(deterministic, warn_only=warn_only)
+        _set_deterministic_mode(mode)
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
         cudnn.deterministic, cudnn.benchmark = kernels
         matmul.allow_fp16_reduced_precision_reduction = float16

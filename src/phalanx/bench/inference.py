@@ -20,10 +20,10 @@ from phalanx.bench.synthetic_steps import synchronise
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import compute_logits
 from phalanx.errors import ConfigError, is_out_of_memory
+from phalanx.report.scores import compute_percentiles
 
 _MOST_CALLS = 1000  # of one batch at a time
 _LATENCY_SHARE = 0.5  # of the seconds for throughput
-_PERCENTILES = {"p50": (50, 1), "p95": (95, 20), "p99": (99, 100)}  # and the calls each needs
 
 
 def measure_inference(open_session: Callable[[], Session], job: BenchJob) -> BenchResult:
@@ -121,11 +121,7 @@ def _time_calls(session: Session, job: BenchJob, beat: Callable[[], None]) -> di
         times.append(1e3 * (perf_counter() - began))
         beat()
     every = np.concatenate(session.rank_context.gather(np.array(times)))
-    found = {
-        name: float(np.percentile(every, share)) if len(every) >= needed else None
-        for name, (share, needed) in _PERCENTILES.items()
-    }
-    return {**found, "n": len(every)}
+    return {**compute_percentiles(every), "n": len(every)}
 
 
 def _build_call(session: Session, *, on_device: bool) -> Callable[[], Tensor]:

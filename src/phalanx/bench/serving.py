@@ -21,9 +21,9 @@ from phalanx.client.load_process import LoadJob, LoadTimes, measure_load
 from phalanx.client.served_model import find_model, read_api_key
 from phalanx.client.server_process import open_server
 from phalanx.report.environment import collect_environment
+from phalanx.report.scores import PERCENTILES, compute_percentiles
 from phalanx.units import format_plural
 
-_PERCENTILES = {"p50": (50, 1), "p95": (95, 20), "p99": (99, 100)}  # and the requests each needs
 _BLOCKS = 5
 _WARMUP_SHARE = 0.25  # of the seconds of a point
 _MOST_ROUNDS = 8  # of `seconds` each, until a point has enough requests
@@ -255,7 +255,7 @@ def _open_load(job: ServingJob, setting: BatchingSetting) -> "Iterator[_Measure]
             load = LoadJob(url=address.url, model=model.name, files=job.files, options=options)
             times = measure_load(load, min(job.processes, connections))
             answered = sum(took > 0 for took in times.took_s)
-            needed = _PERCENTILES[job.percentile][1]
+            needed = PERCENTILES[job.percentile][1]
             if 0 < answered < needed and not times.failures:
                 factor = min(_MOST_ROUNDS, 1.5 * needed / answered)
                 longer = replace(options, seconds=factor * (options.seconds or seconds))
@@ -274,10 +274,6 @@ def _build_point(
     ended, took = np.array(times.ended_at), np.array(times.took_s)
     kept = (ended >= begin) & (ended <= times.stopped_at)
     took_ms = 1e3 * took[kept]
-    latency = {
-        name: float(np.percentile(took_ms, share)) if len(took_ms) >= needed else None
-        for name, (share, needed) in _PERCENTILES.items()
-    }
     measured_s = times.stopped_at - begin
     device = str(collect_environment()["processor"])
     result = BenchResult(
@@ -292,7 +288,7 @@ def _build_point(
         data="real",
         warmup_s=begin - times.began_at,
         measured_s=measured_s,
-        latency_ms={**latency, "n": len(took_ms)},
+        latency_ms={**compute_percentiles(took_ms), "n": len(took_ms)},
         environment=collect_bench_environment(device),
     )
     return ServingPoint(setting, connections, result, dict(times.failures), times.busiest)

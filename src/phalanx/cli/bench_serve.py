@@ -15,7 +15,6 @@ from phalanx.units import align_columns, format_plural
 if TYPE_CHECKING:
     from phalanx.bench.serving import ServingPoint, ServingSearch
 
-_PROTOCOLS = ("predict", "tensorflow", "v2")
 _PERCENTILES = ("p50", "p95", "p99")
 _IMAGES = 32  # which are sent repeatedly
 _RANDOM_IMAGE_SIZE = 320  # height and width of made-up images
@@ -55,7 +54,9 @@ _SERVER_OPTIONS = ("device", "precision", "threads", "plugin")
 def _bench_serve(args: ParsedArgs) -> int:
     """Search and print; the last line is the command that serves with the chosen settings."""
     args.refuse_problems()
-    for flag, known in (("--protocol", _PROTOCOLS), ("--percentile", _PERCENTILES)):
+    from phalanx.client.protocols import PROTOCOLS
+
+    for flag, known in (("--protocol", PROTOCOLS), ("--percentile", _PERCENTILES)):
         if args[flag] not in known:
             raise ConfigError(f"{flag} {args[flag]}: {suggest(args[flag], known)}")
     if args["--latency-ms"] is None:

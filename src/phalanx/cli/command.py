@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from phalanx.catalog.plugins import has_module, load_plugins
 from phalanx.config.hints import explain_device_counts, suggest_option
 from phalanx.config.presets import is_preset
-from phalanx.config.schema import OPTIONS, SPELLINGS
-from phalanx.config.text import LIST_OPTIONS
+from phalanx.config.schema import MODEL_SECTIONS, OPTIONS, SPELLINGS
+from phalanx.config.text import LIST_OPTIONS, NEGATIVE_NUMBER
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
     from phalanx.config.read import Settings
+    from phalanx.config.schema import Config
     from phalanx.data.convert.source_splits import SourceOptions
 
 ALL_OPTIONS = tuple(OPTIONS)
@@ -38,7 +39,7 @@ LAYOUT_OPTIONS = ("valid-split", "class-from", "labels", "listing-rule")  # ... 
 MODEL_OPTIONS = tuple(
     option.name
     for option in OPTIONS.values()
-    if option.section in ("model", "resnet", "efficientnet") and option.name != "model"
+    if option.section in MODEL_SECTIONS and option.name != "model"
 )
 
 
@@ -114,6 +115,10 @@ class ParsedArgs:
             raise ConfigError(f"{flag}: expected {noun} {limits}, got {text[:80]!r}")
         return int(text)
 
+    def read_optional_int(self, flag: str, low: int, high: float = math.inf) -> int | None:
+        """The same for a flag that has no default; None if it is not given."""
+        return None if self[flag] is None else self.read_int(flag, low, high)
+
     def read_positive(self, flag: str, wanted: str, *, high: float = sys.float_info.max) -> float:
         """The number above zero that a flag such as --seconds gives."""
         try:
@@ -124,16 +129,21 @@ class ParsedArgs:
             raise ConfigError(f"{flag}: expected {wanted}, got {self[flag]!r}")
         return number
 
-    def read_source_options(self) -> "SourceOptions":
-        """How to read the data, for a command that reads no other config."""
-        from phalanx.assemble.dataset_summary import build_layout_options, build_read_limits
+    def read_config(self) -> "Config":
+        """The options of a command that takes no preset."""
         from phalanx.config.read import merge_layers, read_flags
-        from phalanx.data.convert.source_splits import SourceOptions
-        from phalanx.data.formats.sources import ValSplit
 
         problems = list(self.problems)
         layers = [read_flags({**self.flags, "data": "folder"}, problems)]
-        config = merge_layers(layers, problems, name="").config
+        return merge_layers(layers, problems, name="").config
+
+    def read_source_options(self) -> "SourceOptions":
+        """How to read the data, for a command that reads no other config."""
+        from phalanx.assemble.dataset_summary import build_layout_options, build_read_limits
+        from phalanx.data.convert.source_splits import SourceOptions
+        from phalanx.data.formats.sources import ValSplit
+
+        config = self.read_config()
         wanted = config.data.val_split
         return SourceOptions(
             limits=build_read_limits(config),
@@ -262,7 +272,7 @@ def _split_off_unknown(
             skip = not equals
         elif skip and not re.match("--|-[a-zA-Z]", word):
             skip = False
-        elif _is_negative(word) and known and known[-1] in flags:
+        elif NEGATIVE_NUMBER.fullmatch(word) and known and known[-1] in flags:
             known[-1] += f"={word}"  # argparse would read -1e-3 as a flag
         else:
             known.append(word)
@@ -302,11 +312,6 @@ def _is_item(word: str, name: str) -> bool:
     if name == "device" and os.path.exists(word):  # a folder called 7, after --device cpu
         return False
     return _NUMBER.fullmatch(word) is not None
-
-
-def _is_negative(word: str) -> bool:
-    """Whether the word is a number below zero."""
-    return re.fullmatch(r"-\d*\.?\d+(e[-+]?\d+)?", word, re.IGNORECASE) is not None
 
 
 def _build_parser(command: Command, spellings: Mapping[str, str]) -> _Parser:

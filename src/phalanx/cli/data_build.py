@@ -10,14 +10,8 @@ from phalanx.errors import ConfigError
 from phalanx.units import format_count, format_plural, format_seconds, parse_share
 
 _BAD_SHOWN = 20
+MOST_WORKERS = 256
 _REQUIRED = {"src": "the folder to convert", "--to": "--to FORMAT", "--out": "--out DIR"}
-_LIMITS = {
-    "--short-side": (1, 65_500),
-    "--quality": (1, 100),
-    "--shards": (1, 99_999),
-    "--shard-mib": (1, 65_536),
-    "--workers": (1, 256),
-}
 
 
 @command(
@@ -76,10 +70,10 @@ def _build_data(args: ParsedArgs) -> None:
     options = BuildOptions(
         to=to,
         raw=args["--raw"],
-        short_side=read_number(args, "--short-side"),
-        quality=read_number(args, "--quality"),
-        shards=read_number(args, "--shards"),
-        shard_mib=read_number(args, "--shard-mib"),
+        short_side=args.read_optional_int("--short-side", 1, 65_500),
+        quality=args.read_optional_int("--quality", 1, 100),
+        shards=args.read_optional_int("--shards", 1, 99_999),
+        shard_mib=args.read_optional_int("--shard-mib", 1, 65_536),
     )
     began = time.monotonic()
     results = build_dataset(
@@ -88,7 +82,7 @@ def _build_data(args: ParsedArgs) -> None:
         options,
         source_options=args.read_source_options(),
         max_bad=_read_share(args["--max-bad"]),
-        workers=read_number(args, "--workers"),
+        workers=args.read_optional_int("--workers", 1, MOST_WORKERS),
         on_progress=ImageProgress("done"),
     )
     elapsed = time.monotonic() - began
@@ -102,11 +96,6 @@ def _read_required(args: ParsedArgs, name: str) -> str:
     if not args[name]:
         raise ConfigError(f"say {_REQUIRED[name]}: phalanx data build SRC --to FORMAT --out DIR")
     return str(args[name])
-
-
-def read_number(args: ParsedArgs, flag: str) -> int | None:
-    """A whole number within its limits; None if it is not given."""
-    return None if args[flag] is None else args.read_int(flag, *_LIMITS[flag])
 
 
 def _read_share(text: str | None) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import LAYOUT_OPTIONS, LIMIT_OPTIONS, Argument, ParsedArgs, command
-from phalanx.cli.data_build import read_number
+from phalanx.cli.data_build import MOST_WORKERS
 from phalanx.cli.progress import ImageProgress
 from phalanx.disk import expand_home
 from phalanx.errors import ConfigError, DataError
@@ -50,7 +50,7 @@ def _verify_data(args: ParsedArgs) -> int:
     result = verify_dataset(
         root,
         source_options=source_options,
-        workers=read_number(args, "--workers"),
+        workers=args.read_optional_int("--workers", 1, MOST_WORKERS),
         on_progress=ImageProgress("checked"),
     )
     elapsed = time.monotonic() - began

@@ -238,7 +238,7 @@ def _read_layout(
     """The number of ranks, and their hosts."""
 
     def number(flag: str) -> int | None:
-        return None if own[flag] is None else own.read_int(flag, 1, _MOST)
+        return own.read_optional_int(flag, 1, _MOST)
 
     hosts = parse_hosts(own["--host"]) if own["--host"] is not None else ()
     instances, replicas = number("--num-instances"), number("--num-replicas")

@@ -39,7 +39,7 @@ from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 from phalanx.plan.averaging import count_kept_checkpoints
 from phalanx.plan.layout import describe_devices
-from phalanx.units import format_bytes, format_plural
+from phalanx.units import align_columns, format_bytes, format_plural
 
 if TYPE_CHECKING:
     from phalanx.assemble.dataset_summary import DatasetSummary
@@ -378,7 +378,5 @@ def _print_origins(settings: Settings) -> None:
         name: str(value).lower() if value is None or isinstance(value, bool) else str(value)
         for name, value in settings.config.flat().items()
     }
-    names, texts = max(map(len, values)), max(map(len, values.values()))
-    print()
-    for name, text in values.items():
-        print(f"{name:<{names}}  {text:<{texts}}  {settings.origins[name]}")
+    rows = [(name, text, settings.origins[name]) for name, text in values.items()]
+    print("", *align_columns(rows, left=range(3)), sep="\n")

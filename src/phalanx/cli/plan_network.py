@@ -8,7 +8,7 @@ from phalanx.catalog.datasets import DATASETS
 from phalanx.cli.command import Argument, ParsedArgs
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
-from phalanx.units import format_bytes, format_plural
+from phalanx.units import align_columns, format_bytes, format_plural
 
 if TYPE_CHECKING:
     from phalanx.assemble.dataset_summary import DatasetSummary
@@ -95,7 +95,7 @@ def read_network_args(args: ParsedArgs) -> NetworkArgs | None:
     if args["--no-memory"]:
         raise ConfigError("--network: needs what --no-memory skips; leave one of them out")
     gbit = args.read_positive("--network", "Gbit/s of each host's link, such as 10 or 0.1")
-    hosts = None if args["--hosts"] is None else args.read_int("--hosts", 1)
+    hosts = args.read_optional_int("--hosts", 1)
     rate = None
     if args["--images-per-second"] is not None:
         rate = args.read_positive("--images-per-second", "a number above zero, such as 2500")
@@ -149,12 +149,8 @@ def predict_network(
 
 def describe_exchange(plan: "Plan", exchange: "Exchange") -> str:
     """What each rank sends and receives in a step."""
-    parts = {
-        "gradients": exchange.gradients,
-        "BatchNorm statistics": exchange.statistics,
-        "activations and their gradients": exchange.activations,
-    }
-    text = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+    sizes = {name: getattr(exchange, kind) for kind, name in _NAMES.items()}
+    text = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size)
     total = f"{'up to ' * (plan.layout.stages > 1)}{format_bytes(exchange.total)}"
     return f"each rank sends and receives {total} per step: {text}"
 
@@ -188,11 +184,7 @@ def _list_uses(prediction: NetworkPrediction, plan: "Plan") -> list[str]:
     if not cells:
         return ["nothing goes over it"]
     cells.insert(0, ("each way, in a step", "bytes", "time", ""))
-    names, sizes, times = (max(len(row[at]) for row in cells) for at in range(3))
-    return [
-        f"{name:<{names}}  {size:>{sizes}}  {time:>{times}}  {note}".rstrip()
-        for name, size, time, note in cells
-    ]
+    return align_columns(cells, left=[0, 3])
 
 
 def _describe_step(prediction: NetworkPrediction, plan: "Plan") -> list[tuple[str, str]]:

@@ -18,7 +18,6 @@ from phalanx.cli.command import (
     parse_args,
 )
 from phalanx.cli.port_plan import (
-    add_absences,
     list_flags,
     list_ported_plan,
     plan_ported,
@@ -110,18 +109,13 @@ def _run(args: ParsedArgs) -> int:
         _print_skipped(skipped)
         return _run_all(answers)
     plans = [plan_ported(answer) for answer in answers]
-    answers = [
-        replace(answer, warnings=(*answer.warnings, *plan.absent))
-        for answer, plan in zip(answers, plans, strict=True)
-    ]
     if own["--json"]:
-        facts = [to_facts(answer, plan) for answer, plan in zip(answers, plans, strict=True)]
+        facts = [to_facts(plan) for plan in plans]
         print(json.dumps(facts[0] if len(facts) == 1 else facts, indent=2))
-        _print_skipped(skipped)
-        return 0
-    for place, (answer, plan) in enumerate(zip(answers, plans, strict=True)):
-        print("\n" * bool(place), end="")
-        print_answer(answer, list_ported_plan(plan), plan.problem)
+    else:
+        for place, plan in enumerate(plans):
+            print("\n" * bool(place), end="")
+            print_answer(plan.answer, list_ported_plan(plan), plan.problem)
     _print_skipped(skipped)
     return 0
 
@@ -133,9 +127,9 @@ def _print_skipped(skipped: Sequence[str]) -> None:
 
 
 def _port(line: OldLine, own: ParsedArgs) -> PortedCommand:
-    """The answer for one command, with what is not here."""
+    """The answer for one command."""
     overrides = {SPELLINGS[name]: text for name, text in own.flags.items()}
-    answer = port_by_data(
+    return port_by_data(
         lambda images: port_line(
             line,
             list_flags,
@@ -145,7 +139,6 @@ def _port(line: OldLine, own: ParsedArgs) -> PortedCommand:
             images=images,
         )
     )
-    return add_absences(answer)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from pathlib import Path
 from phalanx.cli.command import ParsedArgs
 from phalanx.cli.port_plan import (
     PortedPlan,
-    add_absences,
     list_flags,
     list_ported_plan,
     plan_ported,
@@ -24,7 +23,7 @@ from phalanx.errors import ConfigError
 from phalanx.port.config_file import OldEntry, choose_entries, read_config_file
 from phalanx.port.config_keys import MatchedFile, match_file
 from phalanx.port.new_command import NewCommand
-from phalanx.port.ported_command import PortedCommand, port_entry
+from phalanx.port.ported_command import port_entry
 
 _NOT_WITH_CONFIGS = {  # flags that are about commands: what to do instead
     "--run": "train with a preset: phalanx train --config FILE",
@@ -37,22 +36,22 @@ class _PortedEntry:
     """An entry as a preset."""
 
     name: str
-    answer: PortedCommand
     plan: PortedPlan
     path: Path  # of the file that it is, or would be, written to
 
     @property
     def command(self) -> NewCommand:
         """The command that trains with it; variables cannot stand in a preset."""
-        return replace(self.answer.command, flags={"config": str(self.path)})
+        return replace(self.plan.answer.command, flags={"config": str(self.path)})
 
     @property
     def text(self) -> str:
         """The preset as a file."""
-        comment = f"{self.name}, an entry of a configs.yml of {self.answer.title}"
-        if self.answer.command.variables:
+        answer = self.plan.answer
+        comment = f"{self.name}, an entry of a configs.yml of {answer.title}"
+        if answer.command.variables:
             comment += f"\ntrain with it: {self.command.line}"
-        return self.answer.command.dump_yaml(comment)
+        return answer.command.dump_yaml(comment)
 
 
 def port_configs(own: ParsedArgs, names: Sequence[str]) -> int:
@@ -75,13 +74,13 @@ def port_configs(own: ParsedArgs, names: Sequence[str]) -> int:
     if folder:
         _write(folder, ported)
     if own["--json"]:
-        facts = [_to_facts(one) for one in ported]
+        facts = [{"entry": one.name, "preset": one.text, **to_facts(one.plan)} for one in ported]
         print(json.dumps(facts[0] if len(facts) == 1 else facts, indent=2))
         return 0
     for place, one in enumerate(ported):
         print("\n" * bool(place), end="")
         head = "" if folder else one.text.rstrip("\n")
-        answer = replace(one.answer, command=one.command)
+        answer = replace(one.plan.answer, command=one.command)
         print_answer(answer, list_ported_plan(one.plan), one.plan.problem, head)
     parts = [entry.name for entry in entries if entry.is_part and entry not in chosen]
     if parts and not names:
@@ -117,10 +116,7 @@ def _port(entry: OldEntry, matched: MatchedFile, own: ParsedArgs, folder: Path) 
         )
     except ConfigError as error:
         raise ConfigError(f"{entry.name}: {error}") from None
-    answer = add_absences(answer)
-    plan = plan_ported(answer)
-    answer = replace(answer, warnings=(*answer.warnings, *plan.absent))
-    return _PortedEntry(entry.name, answer, plan, folder / _name_file(entry.name))
+    return _PortedEntry(entry.name, plan_ported(answer), folder / _name_file(entry.name))
 
 
 def _name_file(name: str) -> str:
@@ -141,8 +137,3 @@ def _write(folder: Path, ported: Sequence[_PortedEntry]) -> None:
     for one in ported:
         write_atomically(one.path, one.text)
         print(f"wrote {one.path}; train with it: {one.command.line}", file=sys.stderr)
-
-
-def _to_facts(one: _PortedEntry) -> dict[str, object]:
-    """The answer as plain values; its command is the one that trains with the file."""
-    return {"entry": one.name, "preset": one.text, **to_facts(one.answer, one.plan)}

@@ -24,11 +24,11 @@ _PUBLISHED = "; the plan goes by published counts"
 
 @dataclass(frozen=True)
 class PortedPlan:
-    """The plan of a new command, or why there is none."""
+    """A new command with its plan, or why it has none."""
 
+    answer: PortedCommand
     planned: "PlannedRun | None" = None
     problem: str = ""
-    absent: tuple[str, ...] = ()  # data that should be in its folder, and is not
 
 
 def list_flags(name: str) -> Collection[str]:
@@ -38,7 +38,7 @@ def list_flags(name: str) -> Collection[str]:
     return load_command(name).all_names if name in COMMANDS else ALL_OPTIONS
 
 
-def add_absences(answer: PortedCommand) -> PortedCommand:
+def _add_absences(answer: PortedCommand) -> PortedCommand:
     """The answer with warnings about data and runs that are not here."""
     flags, environment = answer.command.flags, {**answer.command.variables, **os.environ}
     target = flags.get(TARGET, "")
@@ -64,11 +64,12 @@ def add_absences(answer: PortedCommand) -> PortedCommand:
 def port_by_data(port: Callable[[int | None], PortedCommand]) -> PortedCommand:
     """The answer, with steps counted from the images in --data-dir if that folder exists.
 
-    port: makes an answer from a number of training images; from published counts if it is None.
+    It warns of what is not here. port: makes an answer from a number of training images; from
+    published counts if it is None.
     """
     answer = port(None)
     images = _count_images(answer)
-    return answer if images is None else port(images)
+    return _add_absences(answer if images is None else port(images))
 
 
 def _count_images(answer: PortedCommand) -> int | None:
@@ -104,14 +105,13 @@ def plan_ported(answer: PortedCommand) -> PortedPlan:
     """The plan of a training command, without torch, and without data that is not here."""
     args = _parse_training(answer)
     if args is None:
-        return PortedPlan()
+        return PortedPlan(answer)
     folder = args.flags.get("data-dir")
     if folder and not expand_home(folder).is_dir():
         del args.flags["data-dir"]
 
     from phalanx.assemble.dataset_summary import plan_new_run
 
-    absent: tuple[str, ...] = ()
     try:
         try:
             settings = args.read_settings()
@@ -119,12 +119,12 @@ def plan_ported(answer: PortedCommand) -> PortedPlan:
         except DataError as error:  # the folder is there, and the data is not in it
             if args.flags.pop("data-dir", None) is None:
                 raise
-            absent = (f"{error}{_PUBLISHED}",)
             settings = args.read_settings()
             planned = plan_new_run(settings, without_data=True, without_torch=True)
+            answer = replace(answer, warnings=(*answer.warnings, f"{error}{_PUBLISHED}"))
     except UserError as error:
-        return PortedPlan(problem=str(error))
-    return PortedPlan(planned, absent=absent)
+        return PortedPlan(answer, problem=str(error))
+    return PortedPlan(answer, planned)
 
 
 def list_ported_plan(plan: PortedPlan) -> list[tuple[str, str]]:
@@ -141,13 +141,13 @@ def list_ported_plan(plan: PortedPlan) -> list[tuple[str, str]]:
     return rows
 
 
-def to_facts(answer: PortedCommand, plan: PortedPlan) -> dict[str, Any]:
+def to_facts(plan: PortedPlan) -> dict[str, Any]:
     """The answer as plain values."""
     planned = plan.planned
-    more: dict[str, Any] = {
+    return {
+        **plan.answer.to_dict(),
         "plan": planned.plan.to_dict() if planned else None,
         "problem": plan.problem or None,
+        "resolved": planned.settings.config.flat() if planned else None,
+        "notes": list(planned.plan.warnings) if planned else [],
     }
-    more["resolved"] = planned.settings.config.flat() if planned else None
-    more["notes"] = list(planned.plan.warnings) if planned else []
-    return {**answer.to_dict(), **more}

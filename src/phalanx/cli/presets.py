@@ -14,6 +14,7 @@ from phalanx.config.presets import (
 )
 from phalanx.disk import convert_disk_errors, write_atomically
 from phalanx.errors import ConfigError
+from phalanx.units import align_columns
 
 _NAME = Argument("name", "A preset, or a YAML file.", required=True)
 
@@ -41,8 +42,7 @@ def _list_presets(args: ParsedArgs) -> None:
     else:
         presets = {preset.name: preset for preset in reversed(list(iterate_presets()))}
     rows = [{"name": name, "about": read_preset_summary(presets[name])} for name in sorted(presets)]
-    width = max(map(len, presets))
-    lines = [f"{row['name']:<{width}}  {row['about']}" for row in rows]
+    lines = align_columns([tuple(row.values()) for row in rows], left=range(2))
     args.print_result(rows, lambda: print("\n".join(lines)))
 
 

@@ -35,7 +35,7 @@ _RECORDED = {
 def _run(args: ParsedArgs) -> int:
     """Repeat the step and print the result; the exit code is 5 if it is not finite."""
     args.refuse_problems()
-    step = None if args["--step"] is None else args.read_int("--step", 0)
+    step = args.read_optional_int("--step", 0)
 
     from phalanx.assemble.blackbox import prepare_replay
     from phalanx.assemble.prepare import prepare_resume

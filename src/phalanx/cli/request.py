@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from phalanx.client.images import RequestImages
     from phalanx.client.load_generator import LoadOptions, LoadResult
 
-_PROTOCOLS = ("predict", "tensorflow", "v2")
 _IN_FLIGHT = 16  # requests of a thread with --use-async
 _VALIDATION_IMAGES = 200  # of a run, where none are named
 _MOST_THREADS = 512
@@ -106,20 +105,19 @@ def _run(args: ParsedArgs) -> int:
 
 def _read_options(args: ParsedArgs) -> "LoadOptions":
     """How to send the images; all errors in the flags are reported together."""
-    if args["--protocol"] not in _PROTOCOLS:
-        raise ConfigError(
-            f"--protocol {args['--protocol']}: {suggest(args['--protocol'], _PROTOCOLS)}"
-        )
     from phalanx.client.load_generator import LoadOptions
+    from phalanx.client.protocols import PROTOCOLS
 
-    wanted = args["--num-images"]
+    if args["--protocol"] not in PROTOCOLS:
+        way_out = suggest(args["--protocol"], PROTOCOLS)
+        raise ConfigError(f"--protocol {args['--protocol']}: {way_out}")
     most_threads = _MOST_CONNECTIONS // _IN_FLIGHT if args["--use-async"] else _MOST_THREADS
     return LoadOptions(
         protocol=args["--protocol"],
         batch_size=args.read_int("--batch-size", 1, 4096),
         threads=args.read_int("--num-threads", 1, most_threads),
         in_flight=_IN_FLIGHT if args["--use-async"] else 1,
-        per_thread=None if wanted is None else args.read_int("--num-images", 1, 10**9),
+        per_thread=args.read_optional_int("--num-images", 1, 10**9),
         timeout_s=args.read_positive("--timeout", "seconds up to 3600", high=_LONGEST_S),
         retries=args.read_int("--retries", 0, 1000),
     )

@@ -14,7 +14,6 @@ from phalanx.plan.machine import count_cores, count_threads, resolve_device
 if TYPE_CHECKING:
     from phalanx.config.schema import Config
     from phalanx.serve.app import WriteLogLine
-    from phalanx.serve.backend import BackendOptions
     from phalanx.serve.service import ServeLimits
 
 _PACKAGES = ("starlette", "uvicorn", "httptools", "orjson")
@@ -84,7 +83,8 @@ _LEAST_KEY = 8
 )
 def _run(args: ParsedArgs) -> int:
     """Serve until a signal comes; the code is 0 when all that was accepted is answered."""
-    config = _read_config(args)
+    args.load_plugins()
+    config = args.read_config()
     _refuse_missing()
     device = _choose_device(args, config)
     limits = _read_limits(args, config, device)
@@ -94,14 +94,21 @@ def _run(args: ParsedArgs) -> int:
     name = args["--name"]
     if name is not None:
         check_model_name(name)
-    workers, threads = args.read_int("--workers", 1, 64), _read_decode_threads(args)
-    options = _read_backend_options(
-        args, config, device, max_batch=limits.max_batch, workers=workers
+    workers = args.read_int("--workers", 1, 64)
+    threads = args.read_optional_int("--decode-threads", 1, 256) or min(8, count_cores())
+    from phalanx.serve.backend import BackendOptions, open_backends
+
+    options = BackendOptions(
+        device=device,
+        threads=config.machine.threads or max(1, count_threads() // workers),
+        max_batch=limits.max_batch,
+        flags=args.flags,
+        checkpoint=args["--checkpoint"],
+        averaged=args["--averaged"],
     )
     port = args.read_int("--port", 0, 65535)
     log = _open_log(args["--access-log"])
 
-    from phalanx.serve.backend import open_backends
     from phalanx.serve.server import open_port, run_server
     from phalanx.serve.service import Service
 
@@ -131,16 +138,6 @@ def _refuse_missing() -> None:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise ConfigError(f"phalanx serve needs {', '.join(missing)}: pip install 'phalanx[serve]'")
-
-
-def _read_config(args: ParsedArgs) -> "Config":
-    """The options of the machine and of reading images."""
-    from phalanx.config.read import merge_layers, read_flags
-
-    args.load_plugins()
-    problems = list(args.problems)
-    layers = [read_flags({**args.flags, "data": "folder"}, problems)]
-    return merge_layers(layers, problems, name="").config
 
 
 def _choose_device(args: ParsedArgs, config: "Config") -> str:
@@ -175,12 +172,10 @@ def _read_limits(args: ParsedArgs, config: "Config", device: str) -> "ServeLimit
     from phalanx.assemble.dataset_summary import build_read_limits
     from phalanx.serve.service import ServeLimits
 
-    max_batch = _MAX_BATCH.get(device, _MAX_GPU_BATCH)
-    if args["--max-batch"] is not None:
-        max_batch = args.read_int("--max-batch", 1, 4096)
+    max_batch = args.read_optional_int("--max-batch", 1, 4096)
+    max_batch = max_batch or _MAX_BATCH.get(device, _MAX_GPU_BATCH)
     max_queue = _QUEUED_BATCHES * max_batch * args.read_int("--workers", 1, 64)
-    if args["--max-queue"] is not None:
-        max_queue = args.read_int("--max-queue", 1, 1_000_000)
+    max_queue = args.read_optional_int("--max-queue", 1, 1_000_000) or max_queue
     body_s = args.read_positive("--request-timeout", "seconds above 0", high=86400)
     wait_ms = _read_number(args, "--max-wait-ms", 10_000)
     return ServeLimits(
@@ -205,27 +200,6 @@ def _read_number(args: ParsedArgs, flag: str, high: float) -> float:
     if not 0 <= number <= high:
         raise ConfigError(f"{flag}: expected a number from 0 to {high:,}, got {args[flag]!r}")
     return number
-
-
-def _read_decode_threads(args: ParsedArgs) -> int:
-    if args["--decode-threads"] is None:
-        return min(8, count_cores())
-    return args.read_int("--decode-threads", 1, 256)
-
-
-def _read_backend_options(
-    args: ParsedArgs, config: "Config", device: str, *, max_batch: int, workers: int
-) -> "BackendOptions":
-    from phalanx.serve.backend import BackendOptions
-
-    return BackendOptions(
-        device=device,
-        threads=config.machine.threads or max(1, count_threads() // workers),
-        max_batch=max_batch,
-        flags=args.flags,
-        checkpoint=args["--checkpoint"],
-        averaged=args["--averaged"],
-    )
 
 
 def _read_key(args: ParsedArgs) -> str:

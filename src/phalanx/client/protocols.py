@@ -47,7 +47,6 @@ class _EncodedRequest:
 class _ImageProtocol:
     """How requests with image files are encoded, and answers decoded."""
 
-    help: str
     encode: Callable[[ServedModel, Sequence[tuple[str, bytes]]], _EncodedRequest]  # names and files
     decode: Callable[[ServedModel, Reply], list[ImageAnswer]]  # of a reply with status 200
 
@@ -148,11 +147,9 @@ def _decode_logits(model: ServedModel, logits: NDArray[np.float64]) -> list[Imag
 
 
 PROTOCOLS = {
-    "predict": _ImageProtocol("image files as a form sends them", _encode_predict, _decode_predict),
-    "tensorflow": _ImageProtocol(
-        "TensorFlow Serving's REST", _encode_tensorflow, _decode_tensorflow
-    ),
-    "v2": _ImageProtocol("Open Inference Protocol with binary tensors", _encode_v2, _decode_v2),
+    "predict": _ImageProtocol(_encode_predict, _decode_predict),
+    "tensorflow": _ImageProtocol(_encode_tensorflow, _decode_tensorflow),
+    "v2": _ImageProtocol(_encode_v2, _decode_v2),
 }
 
 

@@ -6,19 +6,13 @@ from typing import Any
 import numpy as np
 
 from phalanx.client.load_generator import LoadResult
-from phalanx.report.scores import wilson_interval
-
-_PERCENTILES = {"p50": 50, "p95": 95, "p99": 99}
-_FEWEST = {"p50": 1, "p95": 20, "p99": 100}  # requests, below which a percentile says nothing
+from phalanx.report.scores import compute_percentiles, wilson_interval
 
 
 def summarize_latency(result: LoadResult) -> dict[str, float | int | None]:
     """Latencies of the answered requests in milliseconds, and their number; None if too few."""
     times = 1e3 * np.array([request.took_s for request in result.requests])
-    found: dict[str, float | int | None] = {
-        name: float(np.percentile(times, share)) if len(times) >= _FEWEST[name] else None
-        for name, share in _PERCENTILES.items()
-    }
+    found = compute_percentiles(times)
     if len(times):
         found |= {"mean": float(times.mean()), "min": float(times.min())}
         found["max"] = float(times.max())

@@ -22,6 +22,7 @@ from phalanx.config.train_options import (
     TrainConfig,
 )
 
+MODEL_SECTIONS = ("model", "resnet", "efficientnet")  # whose options describe the network
 _TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 

@@ -16,12 +16,13 @@ from phalanx.config.schema import OPTIONS, SPELLINGS, Option
 from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
 
-_TRUE_WORDS = ("true", "t", "1", "yes", "y", "on")
+TRUE_WORDS = ("true", "t", "1", "yes", "y", "on")
 FALSE_WORDS = ("false", "f", "0", "no", "n", "off")
 
 _MAX_BYTES = 2**20  # of a YAML file; those of runs have about 3,000
 _MAX_MERGED_KEYS = 10_000  # of a mapping, including what << merges into it
 _NAMES_OF = {"extends": "preset", "requires": "option"}  # keys that are not options: what they name
+NEGATIVE_NUMBER = re.compile(r"-\d*\.?\d+(e[-+]?\d+)?", re.IGNORECASE)
 _SPACE_BEFORE_UNIT = re.compile(r"(?<=\d)\s+(?=(?:ep|st|%)(?:\s|$))")
 
 LIST_OPTIONS = (  # whose text is a list, separated by commas or spaces
@@ -56,8 +57,8 @@ def parse_option_text(name: str, text: str) -> Any:
         return None
     wanted = f"expected {option.expected_values}, got {text!r}"
     if option.type is bool:
-        if text.lower() in _TRUE_WORDS + FALSE_WORDS:
-            return text.lower() in _TRUE_WORDS
+        if text.lower() in TRUE_WORDS + FALSE_WORDS:
+            return text.lower() in TRUE_WORDS
         if not option.takes_share:
             raise ValueError(wanted)
     if option.type is str:

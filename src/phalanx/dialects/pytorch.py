@@ -3,7 +3,6 @@
 Both forms have the same options. Where README and code differ, the README is followed.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from phalanx.dialects import pytorch_values as pt
@@ -23,6 +22,7 @@ from phalanx.dialects.table import (
     nothing,
     number_row,
     renamed,
+    replace_rows,
     whole_row,
 )
 
@@ -76,12 +76,6 @@ def _list_notes(values: OldValues) -> list[str]:
     return notes
 
 
-def _replace(table: Sequence[OldOption], *rows: OldOption) -> tuple[OldOption, ...]:
-    """The table with other rows of the same names."""
-    own = {row.name: row for row in rows}
-    return tuple(own.get(row.name, row) for row in table)
-
-
 _STRATEGY = OldOption("weight-avg-strategy", kept(), choices=("mean", "exponential"))
 _FOLDER: Outcome = renamed(TARGET, why="its checkpoints are averaged")
 _AVERAGE = (
@@ -98,7 +92,7 @@ _TRAIN = Script(
     preset=_choose_preset,
     notes=_list_notes,
 )
-_LIGHTNING_TABLE = _replace(
+_LIGHTNING_TABLE = replace_rows(
     TRAIN_TABLE,
     number_row("epoch", renamed("epochs", why=_EPOCHS), default="10", number=POSITIVE),
     number_row("label-smoothing", kept(_SMOOTHING), default="0"),

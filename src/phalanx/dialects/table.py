@@ -28,6 +28,7 @@ already has is not written again. Everything is text, as it stands on a command 
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from phalanx.dialects.numbers import COUNT, NUMBER, WHOLE, NumberKind
@@ -59,6 +60,7 @@ class Effect:
 
 
 Apply = Callable[[str, "OldValues"], Effect]  # named port_ and what it ports
+_Default = str | Callable[["OldValues"], str]
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class OldOption:
     takes: _Takes = "one"
     number: NumberKind | None = None  # what a value has to be; None: any text
     choices: tuple[str, ...] = ()  # in any case of letters
-    default: "str | Callable[[OldValues], str] | None" = None
+    default: _Default | None = None
     aliases: tuple[str, ...] = ()
     bare: str = TRUE  # the value of an `optional` one that has none
     lacks_value: bool = False  # a README leaves its value out: it is taken as not given
@@ -109,6 +111,11 @@ def renamed(name: str, words: Mapping[str, str] | None = None, why: str = "") ->
 def computed(apply: Apply, summary: str) -> Outcome:
     """The value is worked out from this option and others."""
     return Outcome("computed", apply, summary)
+
+
+def always(effect: Effect, summary: str) -> Outcome:
+    """The effect is the same with every value."""
+    return computed(lambda text, values: effect, summary)
 
 
 def elsewhere(how: str, flags: Mapping[str, str] | None = None) -> Outcome:
@@ -147,11 +154,8 @@ def lost(why: str) -> Outcome:
 
 
 def flag_row(
-    name: str,
-    outcome: Outcome,
-    *aliases: str,
-    default: "str | Callable[[OldValues], str] | None" = None,
-) -> "OldOption":
+    name: str, outcome: Outcome, *aliases: str, default: _Default | None = None
+) -> OldOption:
     """A row of an option without a value."""
     return OldOption(name, outcome, takes="flag", aliases=aliases, default=default)
 
@@ -160,32 +164,22 @@ def number_row(
     name: str,
     outcome: Outcome,
     *aliases: str,
-    default: "str | Callable[[OldValues], str] | None" = None,
+    default: _Default | None = None,
     number: NumberKind = NUMBER,
-) -> "OldOption":
+) -> OldOption:
     """A row of an option that takes a number."""
     return OldOption(name, outcome, number=number, aliases=aliases, default=default)
 
 
-def whole_row(
-    name: str,
-    outcome: Outcome,
-    *aliases: str,
-    default: "str | Callable[[OldValues], str] | None" = None,
-    number: NumberKind = WHOLE,
-) -> "OldOption":
-    """A row of an option that takes a whole number."""
-    return OldOption(name, outcome, number=number, aliases=aliases, default=default)
+whole_row = partial(number_row, number=WHOLE)
+count_row = partial(number_row, number=COUNT)  # at least 1
 
 
-def count_row(
-    name: str,
-    outcome: Outcome,
-    *aliases: str,
-    default: "str | Callable[[OldValues], str] | None" = None,
-) -> "OldOption":
-    """A row of an option that takes a whole number of at least 1."""
-    return OldOption(name, outcome, number=COUNT, aliases=aliases, default=default)
+def replace_rows(table: Sequence[OldOption], *rows: OldOption) -> tuple[OldOption, ...]:
+    """The table with other rows of the same names, and with those that it did not have."""
+    own = {row.name: row for row in rows}
+    kept_rows = [own.pop(row.name, row) for row in table]
+    return (*kept_rows, *own.values())
 
 
 @dataclass(frozen=True)
@@ -282,22 +276,14 @@ class Fact:
     why: str
 
 
-def _no_facts(values: OldValues) -> list[Fact]:
-    return []
-
-
-def _no_preset(values: OldValues) -> str | None:
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Script:
     """A program of a dialect, and the command it becomes."""
 
     kind: str  # of the new command: a key of _COMMANDS in ported_command.py
     options: tuple[OldOption, ...]
-    facts: Callable[[OldValues], list[Fact]] = _no_facts
-    preset: Callable[[OldValues], str | None] = _no_preset  # ours, which the command begins with
+    facts: Callable[[OldValues], list[Fact]] = lambda values: []
+    preset: Callable[[OldValues], str] = lambda values: ""  # ours, which the command begins with
     instead: Callable[[OldValues], tuple[str, str] | None] = lambda values: None
     # another script that must be meant, and the warning
     exclusive: tuple[tuple[str, ...], ...] = ()  # options of which one is to be given

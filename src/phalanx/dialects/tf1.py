@@ -20,6 +20,7 @@ from phalanx.dialects.table import (
     nothing,
     number_row,
     renamed,
+    replace_rows,
     whole_row,
 )
 from phalanx.dialects.tf1_configs import CONFIGS, PRESETS
@@ -143,18 +144,11 @@ def _port_all_devices(text: str, values: OldValues) -> Effect:
     )
 
 
-def _replace(table: tuple[OldOption, ...], *rows: OldOption) -> tuple[OldOption, ...]:
-    """The table with other rows of the same names, and with those that it did not have."""
-    own = {row.name: row for row in rows}
-    kept_rows = [own.pop(row.name, row) for row in table]
-    return (*kept_rows, *own.values())
-
-
-_TRAIN = _replace(
+_TRAIN = replace_rows(
     TRAIN_TABLE,
     OldOption("restore-path", computed(_port_resume, "--resume, or --fork with other options")),
 )
-_VALIDATE = _replace(
+_VALIDATE = replace_rows(
     TRAIN_TABLE,
     OldOption("restore-path", computed(_port_score, "the run that is scored, with --all")),
     count_row("repeat", kept("passes; the first one is not counted")),

@@ -23,6 +23,7 @@ from phalanx.dialects.table import (
     OldOption,
     OldValues,
     Outcome,
+    always,
     complement,
     computed,
     count_row,
@@ -46,6 +47,17 @@ _SEEDS = "replicas draw by the position of an image: one seed serves all of them
 _EXCHANGE = nothing("NCCL and gloo choose their own way")
 _WIDE = "statistics of norms have 32 bits, and with --precision 16.32 all weights"
 _ORDER = "the order of images is computed: no pipeline has to be chosen for it"
+_ON_HOST = Effect(flags={"normalization-location": "host"})
+_ON_DEVICE = Effect(flags={"normalization-location": "device"}, why="the README's spelling")
+_WHOLE_IMAGES = Effect(
+    flags={"crop-scale": "1,1", "crop-ratio": "1,1"},
+    why="crops show the whole image; half of them stay mirrored",
+)
+_EIGHT_BITS = Effect(
+    flags={"eight-bit-io": "true", "normalization-location": "device"},
+    why="bytes are normalised on the device",
+    kind="kept",
+)
 
 
 def _with_schedule(name: str, *schedules: str) -> Outcome:
@@ -113,33 +125,7 @@ def _port_suffix(text: str, values: OldValues) -> Effect:
     )
 
 
-def _port_crops(text: str, values: OldValues) -> Effect:
-    if text != "true":
-        return Effect()
-    flags = {"crop-scale": "1,1", "crop-ratio": "1,1"}
-    return Effect(flags=flags, why="crops show the whole image; half of them stay mirrored")
-
-
-def _port_location(text: str, values: OldValues) -> Effect:
-    return Effect(flags={"normalization-location": "host"}) if text == "true" else Effect()
-
-
-def _port_device_location(text: str, values: OldValues) -> Effect:
-    if text != "true":
-        return Effect()
-    return Effect(flags={"normalization-location": "device"}, why="the README's spelling")
-
-
-def _port_eight_bits(text: str, values: OldValues) -> Effect:
-    if text != "true":
-        return Effect()
-    flags = {"eight-bit-io": "true", "normalization-location": "device"}
-    return Effect(flags=flags, kind="kept", why="bytes are normalised on the device")
-
-
 def _port_distributed(text: str, values: OldValues) -> Effect:
-    if text != "true":
-        return Effect()
     warnings = () if values.launch.hosts else ("--distributed: TF_CONFIG names no hosts here",)
     why = "gradients are exchanged between devices, not by the hosts"
     return Effect(why=why, warnings=warnings)
@@ -278,17 +264,15 @@ _DATA_TABLE = (
     flag_row("synthetic-data", computed(tf1.build_noise("synthetic"), "--data synthetic")),
     count_row("image-size", kept()),
     flag_row("normalise-input", computed(tf1.port_normalization, "--normalization"), default=_OFF),
-    flag_row("hostside-norm", computed(_port_location, "--normalization-location host")),
-    flag_row(
-        "no-hostside-norm", computed(_port_device_location, "--normalization-location device")
-    ),
-    flag_row("eight-bit-io", computed(_port_eight_bits, "--eight-bit-io")),
+    flag_row("hostside-norm", always(_ON_HOST, "--normalization-location host")),
+    flag_row("no-hostside-norm", always(_ON_DEVICE, "--normalization-location device")),
+    flag_row("eight-bit-io", always(_EIGHT_BITS, "--eight-bit-io")),
     number_row("mixup-alpha", kept(), default="0"),
     number_row("cutmix-lambda", computed(_port_cutmix, "--cutmix-lambda"), default="1"),
     OldOption("cutmix-version", elsewhere("1 is --cutmix-lambda, 2 its -low and -high"),
               choices=("1", "2")),
     flag_row("hostside-image-mixing", elsewhere("images are mixed on the device")),
-    flag_row("train-with-valid-preprocessing", computed(_port_crops, "--crop-scale, --crop-ratio")),
+    flag_row("train-with-valid-preprocessing", always(_WHOLE_IMAGES, "--crop-scale, --crop-ratio")),
     flag_row("standard-imagenet", nothing(_ORDER)),
     flag_row("no-dataset-cache", elsewhere("files are kept in memory only with --dataset-cache")),
     whole_row("pipeline-num-parallel",

@@ -18,6 +18,7 @@ from phalanx.dialects.table import (
     nothing,
     number_row,
     renamed,
+    replace_rows,
     whole_row,
 )
 from phalanx.dialects.tf1_configs import SHARED_NAMES
@@ -85,13 +86,6 @@ def _find_scoring(values: OldValues) -> tuple[str, str] | None:
     return None if trains or not values.is_given("checkpoint-input-dir") else (_SCORE, "")
 
 
-def _replace(table: tuple[OldOption, ...], *rows: OldOption) -> tuple[OldOption, ...]:
-    """The table with other rows of the same names, and with those that it did not have."""
-    own = {row.name: row for row in rows}
-    kept_rows = [own.pop(row.name, row) for row in table]
-    return (*kept_rows, *own.values())
-
-
 # --- scoring ---
 
 
@@ -105,7 +99,7 @@ def _port_made_up(text: str, values: OldValues) -> Effect:
 
 
 _DONE = nothing("`phalanx validate` does nothing else")
-_VALIDATE = _replace(
+_VALIDATE = replace_rows(
     TRAIN_TABLE,
     OldOption("checkpoint-input-dir", computed(_port_score, "what is scored, with --all")),
     OldOption(

@@ -8,7 +8,7 @@ from typing import Any
 from phalanx.assemble.scoring_target import ScorableCheckpoint
 from phalanx.assemble.session import Session
 from phalanx.catalog.datasets import DATASETS
-from phalanx.config.schema import OPTIONS, Config
+from phalanx.config.schema import MODEL_SECTIONS, OPTIONS, Config
 from phalanx.errors import UserError
 from phalanx.export.metadata import ModelMetadata
 from phalanx.export.options import ExportSource
@@ -22,7 +22,7 @@ _MACHINE_OPTIONS = (  # options that do not affect the trained model
     "data-dir", "run-dir", "device", "devices", "workers", "threads", "plugin", "init-weights",
     "keep", "logs-per-epoch", "ckpts-per-epoch", "tensorboard", "wandb", "mlflow",
 )  # fmt: skip
-_NETWORK_SECTIONS = ("model", "resnet", "efficientnet", "data")  # of an untrained model
+_NETWORK_SECTIONS = (*MODEL_SECTIONS, "data")  # of an untrained model
 _CLASSES_SHOWN = 20
 _NOT_TRAINED = {  # the score section of weights that no run has trained
     "random": "None: the weights are random, so its answers mean nothing. It is for trying out a "

@@ -6,19 +6,12 @@ from pathlib import Path
 
 import yaml
 
-from phalanx.config.text import YamlEntry
+from phalanx.config.text import FALSE_WORDS, TRUE_WORDS, YamlEntry
 from phalanx.dialects.table import TRUE, Dialect, GivenOption, OldOption, nothing
 from phalanx.errors import ConfigError, join_problems, suggest
 from phalanx.port.config_file import OldEntry
 from phalanx.port.dialect_choice import DIALECTS, ChosenScript
-from phalanx.port.match import (
-    FALSE_WORDS,
-    TRUE_WORDS,
-    MatchedWords,
-    find_option,
-    find_wrong_value,
-    normalise_values,
-)
+from phalanx.port.match import MatchedWords, find_option, find_wrong_value, normalise_values
 
 _FALSE = "false"
 _UNSET = nothing("it has no value, which is as if it were not there")

@@ -1,17 +1,13 @@
 """Old words matched with a table: `=` and spaces, lists, flags, prefixes as argparse has them."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import takewhile
 from os.path import expandvars
 
+from phalanx.config.text import FALSE_WORDS, NEGATIVE_NUMBER, TRUE_WORDS
 from phalanx.dialects.table import TRUE, GivenOption, OldOption
-
-_NEGATIVE = re.compile(r"-\d*\.?\d+(e[-+]?\d+)?", re.IGNORECASE)
-TRUE_WORDS = ("true", "t", "1", "yes", "y", "on")
-FALSE_WORDS = ("false", "f", "0", "no", "n", "off")
 
 
 @dataclass
@@ -57,7 +53,7 @@ def match_words(
 
 def is_option(word: str) -> bool:
     """Whether a word begins an option: a negative number does not."""
-    return len(word) > 1 and word[0] == "-" and word != "--" and not _NEGATIVE.fullmatch(word)
+    return len(word) > 1 and word[0] == "-" and word != "--" and not NEGATIVE_NUMBER.fullmatch(word)
 
 
 def _match_option(

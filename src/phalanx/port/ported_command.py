@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from phalanx.config.schema import OPTIONS
+from phalanx.config.schema import MODEL_SECTIONS, OPTIONS
 from phalanx.dialects.table import TARGET, GivenOption, LaunchFacts, OldValues, OutcomeKind
 from phalanx.errors import ConfigError, join_problems
 from phalanx.port.dialect_choice import ChosenScript, choose_script
@@ -42,7 +42,6 @@ _COMMANDS = {  # what a script does: our command
 }
 _OTHER_TARGETS = {"request": "serve"}  # flags that name the preset, where the first word does not
 _ABOUT_A_RUN = ("resume", "fork", TARGET)  # flags that name one, which has options of its own
-_MODEL_SECTIONS = ("model", "resnet", "efficientnet")
 _ListFlags = Callable[[str], Collection[str]]  # the flags that a command of ours takes
 
 
@@ -276,7 +275,7 @@ def _to_values(given: Sequence[GivenOption]) -> dict[str, str]:
 def _choose_preset(port: PortJob) -> str | None:
     """Our preset that the new command begins with."""
     name, dialect = port.config_name, port.chosen.dialect
-    nearest = port.chosen.script.preset(port.values) or ""
+    nearest = port.chosen.script.preset(port.values)
     if not name:
         return name_preset(nearest) or nearest or None
     own = dialect.presets.get(name)
@@ -299,7 +298,7 @@ def _choose_accepted_flags(
     """The flags that the new command takes."""
     accepted_flags = {TARGET, *known}
     if named:
-        accepted_flags -= {n for n in OPTIONS if OPTIONS[n].section in _MODEL_SECTIONS}
+        accepted_flags -= {n for n in OPTIONS if OPTIONS[n].section in MODEL_SECTIONS}
         accepted_flags -= {"image-size", "data"}  # which a run knows
     if flags.get("resume"):
         accepted_flags -= {n for n in OPTIONS if not OPTIONS[n].resumable}

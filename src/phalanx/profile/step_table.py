@@ -17,12 +17,14 @@ from phalanx.profile.attribution import (
     Operation,
 )
 from phalanx.profile.segments import Segment, measure_union
-from phalanx.units import format_plural
+from phalanx.units import align_columns, format_plural
 
 _FORMAT = 1
 _MOST_KERNELS = 15  # rows of the text; the JSON file has them all
 _NAME_WIDTH = 56
 _AFTER_UNITS = ("loss", AROUND, REPLAY, EXCHANGE, BETWEEN, "update")
+_PART_HEAD = ("part", "forward ms", "backward ms", "ms", "share")
+_KERNEL_HEAD = ("calls", "ms", "share", "mostly in")
 _IDLE = "idle"
 _WORDS = {  # what a reader sees
     DATA: "waiting for data",
@@ -99,10 +101,10 @@ class StepTable:
         return [
             f"{self.title}: step {self.step:,} with {format_plural(self.images, 'image')}",
             "",
-            *_align(("part", "forward ms", "backward ms", "ms", "share"), self._list_rows()),
+            *align_columns([_PART_HEAD, *self._list_rows()], left=[0]),
             "",
             f"by {noun}, {where}",
-            *_align((noun, "calls", "ms", "share", "mostly in"), self._list_kernel_rows()),
+            *align_columns([(noun, *_KERNEL_HEAD), *self._list_kernel_rows()], left=[0, 4]),
             *[more] * bool(rest),
             *(f"note: {note}" for note in self.notes),
         ]
@@ -220,15 +222,3 @@ def describe_part(part: str) -> str:
 def _shorten(name: str) -> str:
     """A shortened name; C++ templates can have hundreds of characters."""
     return name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 1]}…"
-
-
-def _align(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of aligned columns under their names; numbers right-aligned, words left-aligned."""
-    columns = list(zip(header, *rows, strict=True))
-    lines = [""] * len(columns[0])
-    for column in columns:
-        width = max(map(len, column))
-        is_number = all(not cell or cell[0].isdigit() for cell in column[1:])
-        for line, cell in enumerate(column):
-            lines[line] += (cell.rjust(width) if is_number else cell.ljust(width)) + "  "
-    return [line.rstrip() for line in lines]

@@ -10,7 +10,7 @@ from phalanx.report.folder import RunFolder, flatten_facts
 from phalanx.report.predictions import read_predictions
 from phalanx.report.records import STEP_FIELDS, ScoreRow, read_scores, read_steps
 from phalanx.report.scores import paired_test
-from phalanx.units import format_plural
+from phalanx.units import align_columns, format_plural
 
 _ABSENT = "(not set)"
 _SURROUNDINGS = ("environment", "chosen")  # the facts about code and machine
@@ -164,9 +164,7 @@ def _difference_lines(title: str, rows: list[_Difference], *, same: str) -> list
     if not rows:
         return [title, f"  {same}", ""]
     table = [("", "A", "B"), *((row.name, row.a, row.b) for row in rows)]
-    widths = [max(len(line[k]) for line in table) for k in (0, 1)]
-    lines = [f"  {n:<{widths[0]}}  {a:<{widths[1]}}  {b}" for n, a, b in table]
-    return [title, *lines, ""]
+    return [title, *(f"  {line}" for line in align_columns(table, left=range(3))), ""]
 
 
 def describe_divergence(c: _Comparison) -> str:

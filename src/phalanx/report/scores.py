@@ -1,11 +1,13 @@
-"""Confidence intervals of scores, and tests whether two scores differ."""
+"""Confidence intervals of scores, tests whether two differ, and percentiles of latencies."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+PERCENTILES = {"p50": (50, 1), "p95": (95, 20), "p99": (99, 100)}  # and the calls each needs
 _Z95 = 1.96
 _SIGNIFICANCE = 0.05  # p-values below it are significant
 
@@ -67,3 +69,11 @@ def _paired_interval(only_a: int, only_b: int, *, n: int) -> list[float]:
     center = share_a - share_b
     half = _Z95 * math.sqrt((share_a + share_b - center * center) / (n + 2))
     return [max(-1.0, center - half), min(1.0, center + half)]
+
+
+def compute_percentiles(times: Sequence[float] | NDArray[np.float64]) -> dict[str, float | None]:
+    """The percentiles of latencies by name; None for those that need more calls."""
+    return {
+        name: float(np.percentile(times, share)) if len(times) >= needed else None
+        for name, (share, needed) in PERCENTILES.items()
+    }

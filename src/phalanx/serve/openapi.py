@@ -157,17 +157,15 @@ def _describe_predict(service: Service, url: str) -> dict[str, _Schema]:
     return {"/predict": {"post": operation}}
 
 
-def _name_parameters(service: Service, *, versioned: bool) -> list[_Schema]:
-    found = {"name": service.name, **({"version": VERSION} if versioned else {})}
-    return [
-        {
-            "name": name,
-            "in": "path",
-            "required": True,
-            "schema": {"type": "string", "enum": [value]},
-        }
-        for name, value in found.items()
-    ]
+def _list_places(service: Service, protocol: str) -> list[tuple[str, _Schema]]:
+    """The paths of the model, without and with its version, and what is common to their methods."""
+    path, parameters, places = f"/{protocol}/models", list[_Schema](), []
+    for end, name, value in (("", "name", service.name), ("/versions", "version", VERSION)):
+        path += f"{end}/{{{name}}}"
+        known = {"type": "string", "enum": [value]}
+        parameters.append({"name": name, "in": "path", "required": True, "schema": known})
+        places.append((path, {"parameters": [*parameters]}))
+    return places
 
 
 def _describe_instances(service: Service) -> _Schema:
@@ -203,10 +201,7 @@ def _describe_tensorflow(service: Service, url: str) -> dict[str, _Schema]:
     both = {"predictions": _list_of(_refer("Logits")), "outputs": _list_of(_refer("Logits"))}
     answered = _object(both, optional=tuple(both))
     paths: dict[str, _Schema] = {}
-    for versioned, place in enumerate(
-        ("/v1/models/{name}", "/v1/models/{name}/versions/{version}")
-    ):
-        shared = {"parameters": _name_parameters(service, versioned=bool(versioned))}
+    for place, shared in _list_places(service, "v1"):
         paths[place] = {
             **shared,
             "get": {
@@ -319,10 +314,7 @@ def _describe_protocol(service: Service, url: str) -> dict[str, _Schema]:
         },
         "/infer": {"post": _describe_infer(service, url)},
     }
-    for versioned, place in enumerate(
-        ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
-    ):
-        shared = {"parameters": _name_parameters(service, versioned=bool(versioned))}
+    for place, shared in _list_places(service, "v2"):
         paths |= {f"{place}{end}": {**shared, **one} for end, one in operations.items()}
     return paths
 

@@ -24,16 +24,10 @@ class MLflow:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = options
-        self._client: Any = None
+        self._client: Any = None  # until it is open, like the state
         self._state: TrackerState | None = None
         self._id = ""
         self._metrics: list[Any] = []  # waiting to be sent
-
-    @property
-    def client(self) -> Any:
-        """The client, once it is open."""
-        assert self._client is not None
-        return self._client
 
     @property
     def state(self) -> TrackerState:
@@ -76,7 +70,7 @@ class MLflow:
     def _is_elsewhere(self, uri: str) -> bool:
         """Whether the known run is not at this address, because the address has changed."""
         try:
-            self.client.update_run(self.state.facts["id"], status="RUNNING")
+            self._client.update_run(self.state.facts["id"], status="RUNNING")
         except Exception as failure:
             is_unknown = getattr(failure, "error_code", "") == "RESOURCE_DOES_NOT_EXIST"
             if not is_unknown or self.state.facts.get("uri", uri) == uri:
@@ -90,10 +84,10 @@ class MLflow:
         """The id of a new run."""
         wanted = self._options["mlflow-experiment"] or os.environ.get("MLFLOW_EXPERIMENT_NAME")
         name = wanted or "phalanx"
-        found = self.client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else self.client.create_experiment(name)
+        found = self._client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else self._client.create_experiment(name)
         tags = {**facts.describe(), **({"sweep": facts.group} if facts.group else {})}
-        run = self.client.create_run(experiment, run_name=facts.name, tags=tags)
+        run = self._client.create_run(experiment, run_name=facts.name, tags=tags)
         return str(run.info.run_id)
 
     def _log_options(self, facts: RunFacts) -> None:
@@ -102,7 +96,7 @@ class MLflow:
 
         params = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in facts.options.items()]
         for begin in range(0, len(params), _PARAMS_PER_CALL):
-            self.client.log_batch(self._id, params=params[begin : begin + _PARAMS_PER_CALL])
+            self._client.log_batch(self._id, params=params[begin : begin + _PARAMS_PER_CALL])
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
         """Add the numbers of a step."""
@@ -114,7 +108,7 @@ class MLflow:
     def flush(self) -> None:
         """Send all waiting numbers; those that fail are sent the next time."""
         while self._metrics:
-            self.client.log_batch(self._id, metrics=self._metrics[:_METRICS_PER_CALL])
+            self._client.log_batch(self._id, metrics=self._metrics[:_METRICS_PER_CALL])
             del self._metrics[:_METRICS_PER_CALL]
 
     def close(self, end: END, results: Mapping[str, float]) -> None:
@@ -125,7 +119,7 @@ class MLflow:
             self.flush()
             self.state.facts["results"] = steps  # `phalanx track` may be called again
             self.state.save()
-        self.client.set_terminated(self._id, status=_STATUSES[end])
+        self._client.set_terminated(self._id, status=_STATUSES[end])
 
 
 def _has_password(uri: str) -> bool:

@@ -22,14 +22,8 @@ class WeightsAndBiases:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = options
-        self._opened: Any = None
+        self._run: Any = None  # until it is open
         self._facts: dict[str, str] = {}
-
-    @property
-    def run(self) -> Any:
-        """The run, once it is open."""
-        assert self._opened is not None
-        return self._opened
 
     def open(self, facts: RunFacts, state: TrackerState) -> str:
         """Start or continue the wandb run; offline if there is no answer."""
@@ -41,17 +35,17 @@ class WeightsAndBiases:
         try:
             if mode == "online":
                 _check_server()
-            self._opened = self._init(facts, state, mode)
+            self._run = self._init(facts, state, mode)
         except Exception as failure:  # whatever it is, the numbers can be recorded offline
             if mode == "offline":
                 raise
             notes.append(f"cannot go online ({_first_line(failure)})")
             _stop_wandb_service()
-            self._opened = self._init(facts, state, "offline")
-        self.run.define_metric("step")
-        self.run.define_metric("*", step_metric="step")
-        if self.run.url:
-            return self.run.url
+            self._run = self._init(facts, state, "offline")
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        if self._run.url:
+            return self._run.url
         if mode == "disabled":
             return "is switched off by WANDB_MODE"
         # all folders of this run: each process that records offline creates its own
@@ -103,9 +97,9 @@ class WeightsAndBiases:
         name in all rows, so that it can be the x axis, too.
         """
         epochs = [value for name, value in values.items() if name.endswith("/epoch")]
-        row = max(int(self._facts.get("rows", 0)), self.run.step)
+        row = max(int(self._facts.get("rows", 0)), self._run.step)
         # commit: otherwise a row waits for the next one, and the newest is never visible
-        self.run.log({**values, "epoch": epochs[0], "step": step}, step=row, commit=True)
+        self._run.log({**values, "epoch": epochs[0], "step": step}, step=row, commit=True)
         self._facts["rows"] = str(row + 1)
 
     def flush(self) -> None:
@@ -113,10 +107,10 @@ class WeightsAndBiases:
 
     def close(self, end: END, results: Mapping[str, float]) -> None:
         """Add the results, and end the wandb run."""
-        self.run.summary.update(dict(results))
+        self._run.summary.update(dict(results))
         if end == "stopped":
-            self.run.mark_preempting()
-        self.run.finish(exit_code=_EXIT_CODES[end])
+            self._run.mark_preempting()
+        self._run.finish(exit_code=_EXIT_CODES[end])
 
 
 def _find_server() -> str:
