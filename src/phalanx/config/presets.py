@@ -62,7 +62,7 @@ def find_preset(name: str) -> Preset:
     application, slash, old_name = name.rpartition("/")
     if slash or name.endswith((".yaml", ".yml")):
         path = Path(name)
-        if path.is_file():
+        if path.exists() and not path.is_dir():
             return Preset(name, path, None, f"file {name}")
         if application in APPLICATIONS and not name.endswith((".yaml", ".yml")):
             return find_old_preset(old_name, application)
