@@ -77,8 +77,8 @@ def _refuse_folder(name: str) -> None:
     """Raise ConfigError if the name of a preset is that of a folder: a run, or perhaps data."""
     if (Path(name) / "run.json").is_file():
         raise ConfigError(
-            f"{name}: is a run, not a preset; `phalanx train --resume {quote_path(name)}` "
-            "continues it"
+            f"{name}: is a run, not a preset; its options are {Path(name) / 'config.yaml'}, and "
+            f"`phalanx train --resume {quote_path(name)}` continues it"
         )
     if Path(name).is_dir():
         raise ConfigError(
