@@ -192,7 +192,9 @@ def test_nothing_is_scored_where_nothing_is_asked(digits, tmp_path, capsys, opti
 def test_without_training_what_is_there_is_scored(digits, tmp_path, capsys):
     run = tmp_path / "run"
     assert main([*small_run(digits, run, training="false"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["step"] == 0 and not run.exists()
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["step"] == 0 and not run.exists()
+    assert "note: --run-dir has no effect with --training false, only with true\n" in printed.err
     assert main(small_run(digits, run, keep=9, ckpts_per_epoch=1)) == 0
     capsys.readouterr()
     assert main(["train", "--resume", str(run), "--training", "False", "--json"]) == 0

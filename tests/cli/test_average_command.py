@@ -172,7 +172,7 @@ def test_more_checkpoints_than_exist_are_refused_with_the_way_out(run, capsys):
     assert told == (
         f"phalanx average: --weight-avg-n 40: {run}/checkpoints holds {there} checkpoints to "
         f"average, 40 are needed; give --weight-avg-n {there}, or train with --keep 40 "
-        "to keep more\n"
+        "and a --ckpts-per-epoch that saves as many\n"
     )
 
 

@@ -197,6 +197,16 @@ def test_help_plans_and_mistakes_never_import_torch():
     assert done.stderr.count("phalanx train: ") >= 7, "the mistakes were told"
 
 
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [("compare a", "RUN"), ("predict", "RUN, IMAGE|DIR"), ("bench serve", "FILE|RUN")],
+)
+def test_missing_arguments_are_named_as_in_the_help(words, names, capsys):
+    assert main(words.split()) == 2
+    problem = f"the following arguments are required: {names}; see phalanx "
+    assert problem in capsys.readouterr().err
+
+
 # --- plan ---
 
 

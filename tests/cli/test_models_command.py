@@ -290,7 +290,7 @@ def test_a_plugin_that_looks_at_values_cannot_be_counted(fail):
 MISTAKES = {
     "show resnet51": "no model is called 'resnet51'; did you mean ",
     "show resnet51 --bach-size 3": "2 problems:\n  no model is called 'resnet51'; did you mean ",
-    "show": "the following arguments are required: name",
+    "show": "the following arguments are required: NAME",
     "show resnet50 --image-size 8": "--image-size 8: resnet50 halves the image 5 times",
     "show resnet50 --batch-size 0": "--batch-size: must be at least 1, got 0",
     "show resnet50 --classes few": "--classes: expected a number from 1 to 1,000,000, got 'few'",

@@ -1,5 +1,7 @@
 """Files and values that nobody means to give, each answered with where, what and the way out."""
 
+import os
+
 import pytest
 
 import phalanx
@@ -41,6 +43,26 @@ def test_yaml_that_is_too_deep(capsys, tmp_path):
     assert "deep.yaml: lists and mappings are nested too deeply" in capsys.readouterr().err
     file.write_text("lr: " + "[" * 300 + "]" * 300)
     assert main(["sweep", str(file)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "problem"),
+    [
+        (["plan", "options.yaml"], 2, "options.yaml: is not a regular file"),
+        (["sweep", "options.yaml"], 2, "options.yaml: is not a regular file"),
+        (["bench", "--spec", "options.yaml"], 2, "options.yaml: is not a regular file"),
+        (
+            ["plan", "--data-dir=.", "--labels=options.yaml"],
+            3,
+            "(a named pipe, not a regular file)",
+        ),
+    ],
+)
+def test_a_pipe_is_not_called_missing(words, code, problem, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("options.yaml")
+    assert main(words) == code
+    assert problem in capsys.readouterr().err
 
 
 def test_records_that_are_no_text(capsys, tmp_path, digits):

@@ -93,7 +93,8 @@ def test_a_folder_is_told_from_a_preset():
         with pytest.raises(ConfigError, match=f"^{name}: {told}{name}$"):
             find_preset(name)
     Path("runs/mine/run.json").touch()
-    told = "is a run, not a preset; `phalanx train --resume runs/mine` continues it"
+    told = "is a run, not a preset; its options are runs/mine/config.yaml, and `phalanx train "
+    told += "--resume runs/mine` continues it"
     with pytest.raises(ConfigError, match=told):
         find_preset("runs/mine")
     assert find_preset("demo").origin == "preset demo"

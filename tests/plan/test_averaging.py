@@ -25,13 +25,14 @@ def test_the_last_few_checkpoints_are_taken(count, there, taken):
             5,
             3,
             "--weight-avg-n 5: runs/x/checkpoints holds 3 checkpoints to average, 5 are needed; "
-            "give --weight-avg-n 3, or train with --keep 5 to keep more",
+            "give --weight-avg-n 3, or train with --keep 5 and a --ckpts-per-epoch that saves as "
+            "many",
         ),
         (
             None,
             1,
             "runs/x/checkpoints holds 1 checkpoint to average, 2 are needed; train with --keep 2 "
-            "to keep more",
+            "and a --ckpts-per-epoch that saves as many",
         ),
     ],
 )

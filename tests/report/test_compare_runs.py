@@ -94,7 +94,7 @@ def test_a_shorter_run_is_identical_as_far_as_it_goes(tmp_path):
     a, b = short_run(tmp_path / "a", 20), short_run(tmp_path / "b", 12)
     text = render_comparison(compare_runs(a, b))
     assert "identical to step 12 (A has 20, B has 12)" in text
-    assert "A  no evaluation yet" in text
+    assert "A  no evaluation\n" in text
 
 
 def test_runs_that_recorded_nothing_say_so(tmp_path):

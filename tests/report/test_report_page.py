@@ -116,6 +116,15 @@ def test_a_finished_run_without_validation_does_not_promise_one(tmp_path):
     assert "yet" not in text
 
 
+def test_a_page_without_its_metrics_does_not_replace_the_one_with_them(tmp_path):
+    run = make_run(tmp_path / "copied")
+    page = write_report(run).read_bytes()
+    (run.path / "metrics.jsonl").unlink()
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl: is missing; restore it from a co"):
+        write_report(run)
+    assert run.report.read_bytes() == page
+
+
 def test_a_fork_has_its_own_name_and_names_its_parent(tmp_path):
     parent = {"run": "first", "checkpoint": "runs/first/checkpoints/step-00000075", "step": 75}
     run = make_run(tmp_path / "longer", name="first", parent={**parent, "weights_sha256": "ab"})

@@ -100,7 +100,11 @@ def test_no_more_trials_than_points(tmp_path):
             GOOD.replace("trials: 2", "trials: 0"),
             "3: trials: expected a whole number from 1 on, got '0'",
         ),
-        ("search: {lr: [0.1]}\n", " add trials:, the number of runs"),
+        (
+            "search: {lr: [0.1]}\n",
+            " add trials:, the number of runs, or method: grid, which runs every combination",
+        ),
+        ("search: {lr: {low: 0.1, high: 1}}\n", " add trials:, the number of runs"),
         (GOOD + "preset: dmo\n", "4: preset: dmo: no preset is called that; did you mean 'demo'?"),
         (GOOD + "preset: [demo]\n", "4: preset: expected one preset or file"),
         (GOOD + "options: {lr: 0.3}\n", "2: lr: is already given at "),

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from phalanx.assemble.build import build_normaliser, describe_other_classes
+from phalanx.assemble.build import build_normaliser
 from phalanx.assemble.dataset_summary import build_read_limits
 from phalanx.assemble.prepare import refuse_missing_weights
 from phalanx.assemble.rank_launch import digest_values
@@ -126,9 +126,7 @@ def score_target(target: Target, *, passes: int = 1, ranks: Ranks | None = None)
                 rates.append(found.scored / slowest)
                 row = make_score_row(found, session.plan, step=step)
             feed.exchange_problems()
-        is_fresh = isinstance(target, Settings)
-        notes = describe_other_classes(session.config, session.classes) if is_fresh else []
-        return ScoredModel(row, feed.bad_images(), tuple(rates), tuple(notes))
+        return ScoredModel(row, feed.bad_images(), tuple(rates), tuple(session.notes))
 
 
 def _refuse_differences(session: Session) -> None:

@@ -110,7 +110,7 @@ class Session:
             stage=self.rank_context.stage,
             with_init_weights=start is None,
         )
-        # what the user should know about how the model trains
+        # what the user should know about how the model trains or scores
         self.notes = describe_other_classes(config, self.classes) if start is None else []
         if cache is None and self.device.type == "cuda":
             self.notes += describe_temporary_cache(self._cache)

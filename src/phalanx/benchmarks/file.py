@@ -66,7 +66,7 @@ class _SpecReader:
 
     def read(self) -> dict[str, Benchmark]:
         """All benchmarks of the file, without entries that only serve as anchors."""
-        if not self.path.is_file():
+        if self.path.is_dir() or not self.path.exists():
             what = "is a folder" if self.path.is_dir() else "no such file"
             raise ConfigError(
                 f"--spec {self.path}: {what}; without --spec, ./{_SPEC_NAME} is read, or the "

@@ -326,9 +326,10 @@ def _build_parser(command: Command, spellings: Mapping[str, str]) -> _Parser:
             more = {"nargs": "+", "action": "extend"} if many else {}
             parser.add_argument(name, dest=name, default=argument.default, **more)
         elif argument.required:
-            parser.add_argument(name, nargs="+" if many else None)
-        else:
-            parser.add_argument(name, nargs="*" if many else "?")
+            parser.add_argument(name, metavar=argument.shown, nargs="+" if many else None)
+        else:  # argparse would call many without a default required
+            more = {"nargs": "*", "default": []} if many else {"nargs": "?"}
+            parser.add_argument(name, metavar=argument.shown, **more)
     for spelling, name in spellings.items():
         more = {"nargs": "?", "const": "true"} if OPTIONS[name].type is bool else {}
         parser.add_argument(

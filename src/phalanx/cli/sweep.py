@@ -71,7 +71,7 @@ def _find_file(args: ParsedArgs) -> tuple[Path, Path]:
     if path.is_dir():
         way_out = f"--resume {quote_path(path)}{format_plugin_flag(list_loaded_plugins())}"
         raise ConfigError(f"{path}: is a folder; to continue a sweep, give {way_out}")
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(
             f"{path}: no such file; it names a preset, what to search and how, as in: "
             "preset: demo / search: {lr: {low: 0.02, high: 0.6, log: true}} / trials: 12"

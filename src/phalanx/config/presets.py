@@ -62,7 +62,7 @@ def find_preset(name: str) -> Preset:
     application, slash, old_name = name.rpartition("/")
     if slash or name.endswith((".yaml", ".yml")):
         path = Path(name)
-        if path.is_file():
+        if path.exists() and not path.is_dir():
             return Preset(name, path, None, f"file {name}")
         if application in APPLICATIONS and not name.endswith((".yaml", ".yml")):
             return find_old_preset(old_name, application)
@@ -77,8 +77,8 @@ def _refuse_folder(name: str) -> None:
     """Raise ConfigError if the name of a preset is that of a folder: a run, or perhaps data."""
     if (Path(name) / "run.json").is_file():
         raise ConfigError(
-            f"{name}: is a run, not a preset; `phalanx train --resume {quote_path(name)}` "
-            "continues it"
+            f"{name}: is a run, not a preset; its options are {Path(name) / 'config.yaml'}, and "
+            f"`phalanx train --resume {quote_path(name)}` continues it"
         )
     if Path(name).is_dir():
         raise ConfigError(

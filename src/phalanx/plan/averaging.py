@@ -48,7 +48,8 @@ class Averaging:
             fewer = f"give --weight-avg-n {available}, or " if available > 1 else ""
             raise ConfigError(
                 f"{option}{where} holds {format_plural(available, 'checkpoint')} to average, "
-                f"{fewest} are needed; {fewer}train with --keep {fewest} to keep more"
+                f"{fewest} are needed; {fewer}train with --keep {fewest} and a --ckpts-per-epoch "
+                "that saves as many"
             )
         if self.count == _ALL:
             return available

@@ -196,7 +196,7 @@ def _score_lines(c: _Comparison) -> list[str]:
 def _describe_score(name: str, row: ScoreRow | None) -> str:
     """The newest score of a run."""
     if row is None:
-        return f"{name}  no evaluation yet"
+        return f"{name}  no evaluation"
     low, high = row.interval95
     return (
         f"{name}  top-1 {row.top1:.2%} (95% interval {low:.2%} to {high:.2%}) "

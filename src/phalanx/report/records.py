@@ -312,7 +312,10 @@ def read_steps(folder: Path) -> dict[str, list[float]]:
 
     NaN stands for values that were not measured; a measured top-1 is never NaN.
     """
-    with convert_damage_errors(folder / _METRICS_FILE):
+    path = folder / _METRICS_FILE
+    if not path.exists() and (folder / TRAINING_FILE).exists():  # which is written after it
+        raise CheckpointError(f"{path}: is missing; restore it from a copy")
+    with convert_damage_errors(path):
         entries = list(read_metrics(folder, scores=False))
         columns = {name: [entry[name] for entry in entries] for name in STEP_FIELDS}
         numbers = {

@@ -126,15 +126,7 @@ class OpenInferenceApi:
             lambda body: self._read_request(*_split_body(body, length)),
             lambda body: len(_split_body(body, length)[0]),
         )
-        return self._answer(asked, await self._classify(request, asked.rows))
-
-    async def _classify(self, request: Request, rows: Rows | list[ImageFile]) -> Outputs:
-        if isinstance(rows, np.ndarray):
-            return await self._service.classify_rows(request, rows)
-        outputs, prepared = await self._service.classify_files(request, rows)
-        for place, problem in prepared.problems.items():
-            raise ApiError(400, f"{FILES_INPUT} {place}: {problem}")
-        return outputs
+        return self._answer(asked, await service.classify(request, asked.rows))
 
     # --- reading ---
 
@@ -338,7 +330,7 @@ def _read_files(data: memoryview | list[Any], count: int) -> list[ImageFile]:
         raise ApiError(
             400, f"{FILES_INPUT}: its shape needs {count:,} files, {len(found):,} were sent"
         )
-    return [ImageFile(f"image {at}", one) for at, one in enumerate(found)]
+    return [ImageFile(f"{FILES_INPUT} {at}", one) for at, one in enumerate(found)]
 
 
 def _split_elements(data: memoryview) -> list[bytes]:

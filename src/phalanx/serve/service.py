@@ -199,8 +199,16 @@ class Service:
         """The result of a function that takes long, without delaying other requests."""
         return await asyncio.get_running_loop().run_in_executor(self._parser_pool, function, *args)
 
-    async def classify_rows(self, request: Request, rows: Rows) -> Outputs:
-        """The model's outputs for rows in its own form."""
+    async def classify(self, request: Request, images: Rows | list[ImageFile]) -> Outputs:
+        """The model's outputs for rows in its own form, or for files that can all be read."""
+        if isinstance(images, np.ndarray):
+            return await self._classify_rows(request, images)
+        outputs, prepared = await self.classify_files(request, images)
+        for place, problem in prepared.problems.items():
+            raise ApiError(400, f"{images[place].name}: {problem}")
+        return outputs
+
+    async def _classify_rows(self, request: Request, rows: Rows) -> Outputs:
         with self.batcher.reserve(len(rows)) as places:
             outputs = await self._run(request, places, rows)
         if not _are_finite(outputs) and rows.dtype == np.float32:

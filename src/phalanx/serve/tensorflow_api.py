@@ -15,7 +15,7 @@ from phalanx.export.metadata import INPUT_NAMES, LOGITS
 from phalanx.serve.api_error import ApiError
 from phalanx.serve.arrays import flatten, to_bytes, to_floats
 from phalanx.serve.backend import SHAPES
-from phalanx.serve.batching import Outputs, Rows
+from phalanx.serve.batching import Rows
 from phalanx.serve.images import ImageFile
 from phalanx.serve.service import FILES_INPUT, VERSION, Service, parse_object, to_json_response
 
@@ -79,16 +79,8 @@ class TensorflowApi:
         service = self._service
         service.refuse_other_model(request)
         found, by_rows = await service.read_body(request, self._read_request, len)
-        outputs = await self._classify(request, found)
+        outputs = await service.classify(request, found)
         return to_json_response({"predictions" if by_rows else "outputs": outputs[LOGITS]})
-
-    async def _classify(self, request: Request, found: Rows | list[ImageFile]) -> Outputs:
-        if isinstance(found, np.ndarray):
-            return await self._service.classify_rows(request, found)
-        outputs, prepared = await self._service.classify_files(request, found)
-        for place, problem in prepared.problems.items():
-            raise ApiError(400, f"instance {place}: {problem}")
-        return outputs
 
     def _read_request(self, data: bytes) -> tuple[Rows | list[ImageFile], bool]:
         """The images of a request, and whether they were sent in rows."""

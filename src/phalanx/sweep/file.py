@@ -206,7 +206,8 @@ class SweepFileReader:
                 f"{self._locations[name]}: a grid needs points; add step:, or give a list"
             )
         if not is_grid and not is_given:
-            self.problems.append(f"{self.path}: add trials:, the number of runs")
+            whole = "" if uncountable else ", or method: grid, which runs every combination"
+            self.problems.append(f"{self.path}: add trials:, the number of runs{whole}")
         counts = [count for count in (settings.trials, count_points(search)) if count]
         is_known = settings.trials or (is_grid and not uncountable)
         return min(counts) if search and is_known else None

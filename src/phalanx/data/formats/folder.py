@@ -274,7 +274,7 @@ def _plan_by_table(root: Path, split: str, layout: LayoutOptions, key: str) -> _
 
 def _find_label_file(layout: LayoutOptions) -> Path:
     path = expand_home(layout.labels or "")
-    if not path.is_file():
+    if path.is_dir() or not path.exists():
         what = "is a folder" if path.is_dir() else "no such file"
         raise DataError(f"--labels {path}: {what}; expected CSV or JSON Lines with path and label")
     return path
