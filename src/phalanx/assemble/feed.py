@@ -237,6 +237,11 @@ class LoadedFeed:
         """The checksums of the images read so far, by split."""
         return self.loader.image_checksums
 
+    def gather_scored_checksums(self) -> NDArray[np.uint32]:
+        """Checksums of the validation images read so far; with several ranks, all must call it."""
+        own = self.loader.image_checksums.get("valid", np.empty(0, np.uint32))
+        return np.concatenate(self._context.gather(own[own != 0]))
+
     def restore_checksums(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
         """Compare all images with the checksums from earlier processes of this run."""
         self.loader.restore_checksums(checksums)
@@ -340,6 +345,10 @@ class _SyntheticFeed:
     def image_checksums(self) -> dict[str, NDArray[np.uint32]]:
         """Always empty: nothing is read."""
         return {}
+
+    def gather_scored_checksums(self) -> NDArray[np.uint32]:
+        """Always empty."""
+        return np.empty(0, np.uint32)
 
     def restore_checksums(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
         """Nothing to restore."""

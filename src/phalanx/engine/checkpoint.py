@@ -27,6 +27,7 @@ from phalanx.engine.checkpoint_store import (
     FileContent,
     prune_checkpoints,
     read_files,
+    read_optional_file,
     write_checkpoint,
 )
 from phalanx.engine.consensus import Consensus
@@ -173,6 +174,13 @@ def _to_files(snapshot: _Snapshot, run_facts: dict[str, Any]) -> dict[str, FileC
         tensors = {split: torch.from_numpy(array) for split, array in checksums.items()}
         files[_CHECKSUMS] = iterate_safetensors(tensors)
     return files
+
+
+def read_image_checksums(checkpoint: Path) -> dict[str, NDArray[np.uint32]]:
+    """The checksums of the images that the run of a checkpoint has read, by split."""
+    content = read_optional_file(checkpoint, _CHECKSUMS)
+    with convert_content_errors(checkpoint / _CHECKSUMS):
+        return arrays_from_bytes(content) if content is not None else {}
 
 
 def load_checkpoint(state: TrainState, checkpoint: Path, *, with_optimizer: bool = True) -> None:
