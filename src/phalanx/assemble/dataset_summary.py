@@ -1,7 +1,7 @@
 """What a config's dataset contains, the resulting plan, and how its batches are made."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -100,20 +100,22 @@ def inspect_dataset(config: Config) -> DatasetSummary:
         image_bytes=find_image_bytes(sources["train"]),
         has_boxes=has_boxes(sources["train"]),
         manifest=manifest,
-        layout="; ".join(_describe_data(config, len(sources.get("valid", ())))),
+        layout="; ".join(_describe_data(config, classes, len(sources.get("valid", ())))),
         ignored=count_ignored(sources.values()),
     )
 
 
-def _describe_data(config: Config, valid_images: int) -> Iterator[str]:
+def _describe_data(config: Config, classes: Sequence[str], valid_images: int) -> Iterator[str]:
     """How a folder is read, and how many images --val-split held out."""
-    from phalanx.data.formats.detect import describe_data_layout
+    from phalanx.data.formats.detect import describe_data_layout, describe_similar_classes
 
     data, folder = locate_data(config)
     if folder is not None and (
         text := describe_data_layout(data, expand_home(folder), build_layout_options(config))
     ):
         yield text
+        if similar := describe_similar_classes(classes):
+            yield similar
     if config.data.val_split is not None:
         images = format_plural(valid_images, "image")
         yield f"{images} held out by --val-split {config.data.val_split}"
