@@ -54,6 +54,18 @@ def test_the_overview_lists_every_command(say, words):
         assert f"  {name} " in out and summary in out
 
 
+@pytest.mark.parametrize("columns", [40, 59, 60, 80])
+def test_a_narrow_terminal_shows_every_word_of_the_help(say, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = say("train", "--help")
+    options = out.partition("Examples")[0]
+    assert "…" not in out and max(map(len, options.splitlines())) <= columns
+    shown = "".join(out.split())
+    for option in OPTIONS.values():
+        assert f"--{option.name}" in out
+        assert "".join(option.help.split()) in shown, option.name
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself_with_examples(say, name):
     out = say(*name.split(), "--help")

@@ -510,3 +510,17 @@ def test_a_file_of_labels_that_is_missing_is_called_by_its_option(tmp_path, caps
     path = tmp_path / name
     assert main(["data", "list", str(tmp_path), "--labels", str(path)]) == 3
     assert f"--labels {path}: {what}" in capsys.readouterr().err
+
+
+def test_classes_whose_names_differ_only_in_case_are_named(tmp_path, capsys):
+    data = write_splits(tmp_path / "data", {"train": 4, "val": 1})
+    rows = [f"{path.relative_to(data)},{path.parent.name}" for path in sorted(data.rglob("*.jpg"))]
+    table = tmp_path / "table.csv"
+    told = "Cat and cat differ only in case or spaces, and are two classes"
+    for first, says in ((rows[0], False), (rows[0].replace(",c", ",C"), True)):
+        table.write_text("\n".join(["path,label", first, *rows[1:]]))
+        options = ["--labels", str(table), "--val-split", "20%"]
+        for words in (["data", "list", str(data)], ["plan", "folder-resnet18", "--data-dir", data]):
+            capsys.readouterr()
+            assert main([*map(str, words), *options]) == 0
+            assert (told in capsys.readouterr().out) == says

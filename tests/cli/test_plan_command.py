@@ -43,7 +43,7 @@ def as_json(capsys):
 @pytest.mark.parametrize(("words", "first"), [((), 65536), (("--loss-scaling", "128"), 128)])
 def test_an_automatic_loss_scale_is_the_one_the_run_begins_with(told, as_json, words, first):
     rows = told(*FLOAT16, *words, "--at", "0")
-    assert rows["at step"].endswith(f"loss scale automatic, from {first}")
+    assert rows["after step"].endswith(f"loss scale automatic, from {first}")
     assert rows["update"].endswith(f"loss scale automatic, from {first}")
     found = as_json(*FLOAT16, *words, "--at", "0,9")
     for point in found["at"]:
@@ -61,15 +61,15 @@ def test_an_automatic_loss_scale_is_the_one_the_run_begins_with(told, as_json, w
 
 
 def test_a_loss_scale_that_is_planned_is_not_called_automatic(told, as_json):
-    assert told("--loss-scaling", "8", "--at", "0")["at step"].endswith("loss scale 8")
+    assert told("--loss-scaling", "8", "--at", "0")["after step"].endswith("loss scale 8")
     found = as_json("--at", "0")
     assert found["at"][0]["automatic"] is found["plan"]["loss_scale_automatic"] is False
 
 
 def test_a_step_beyond_the_end_is_noted(told, as_json):
     end = "the run ends after 1,000 steps"
-    assert told("--at", "1001")["at step"].endswith(f", loss scale 1; {end}")
-    assert told("--at", "1000")["at step"].endswith(", loss scale 1")
+    assert told("--at", "1001")["after step"].endswith(f", loss scale 1; {end}")
+    assert told("--at", "1000")["after step"].endswith(", loss scale 1")
     assert as_json("--at", "9,1001")["notes"][-1] == f"--at 1001: {end}"
 
 

@@ -288,7 +288,7 @@ def test_the_plan_says_why_epochs_are_not_whole_and_how_high_the_rate_is(tmp_pat
         ("plan demo --crop-ratio 3/4 4/3", "crop-ratio", "3/4,4/3"),
         ("plan demo --progressive-resolution 16:30% 20:60%", "progressive-resolution",
          "16:30%,20:60%"),
-        ("plan demo --at 0 5", "at step", "5: learning rate 0.0749954"),
+        ("plan demo --at 0 5", "after step", "5: learning rate 0.0749954"),
     ],
 )  # fmt: skip
 def test_lists_take_the_words_that_follow(words, option, value, capsys):

@@ -65,6 +65,7 @@ def inspect_dataset(config: Config) -> DatasetSummary:
     from phalanx.data.formats.detect import (
         count_ignored,
         describe_data_layout,
+        describe_similar_classes,
         find_image_bytes,
         has_boxes,
     )
@@ -88,7 +89,10 @@ def inspect_dataset(config: Config) -> DatasetSummary:
     manifest = find_manifest(expand_home(folder), fingerprints) if folder else None
     if config.augment.use_bbox_info and isinstance(sources["train"], IndexedSource):
         fingerprints["train"] |= {"boxes_sha256": sources["train"].index.hash_boxes()}
-    lines = [describe_data_layout(data, expand_home(folder), layout)] if folder else []
+    lines = []
+    if folder:
+        lines.append(describe_data_layout(data, expand_home(folder), layout))
+        lines.append(describe_similar_classes(classes))
     if wanted is not None:
         images = format_plural(len(sources.get("valid", ())), "image")
         lines.append(f"{images} held out by --val-split {wanted}")

@@ -240,6 +240,11 @@ class LoadedFeed:
         """The checksums of the images read so far, by split."""
         return self.loader.image_checksums
 
+    def gather_scored_checksums(self) -> NDArray[np.uint32]:
+        """Checksums of the validation images read so far; with several ranks, all must call it."""
+        own = self.loader.image_checksums.get("valid", np.empty(0, np.uint32))
+        return np.concatenate(self._context.gather(own[own != 0]))
+
     def restore_checksums(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
         """Compare all images with the checksums from earlier processes of this run."""
         self.loader.restore_checksums(checksums)
@@ -248,13 +253,9 @@ class LoadedFeed:
         """Notes for the user so far, by key; only the first note of a key needs to be shown."""
         notes = {text: text for text in self.loader.describe_unsaved_indexes()}
         for split, found in self.loader.problems.items():
-            small: list[str] = []
-            for index, text in found.notes.copy().items():
-                if index < 0:  # a note of a worker process, not about an image
-                    notes[text] = text
-                else:
-                    small.append(text)
-            if small:
+            about = found.notes.copy().items()  # negative: a worker process, not an image
+            notes |= {text: text for index, text in about if index < 0}
+            if small := [text for index, text in about if index >= 0]:
                 notes[f"small {split}"] = describe_small(small, split)
         return notes
 
@@ -343,6 +344,10 @@ class _SyntheticFeed:
     def image_checksums(self) -> dict[str, NDArray[np.uint32]]:
         """Always empty: nothing is read."""
         return {}
+
+    def gather_scored_checksums(self) -> NDArray[np.uint32]:
+        """Always empty."""
+        return np.empty(0, np.uint32)
 
     def restore_checksums(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
         """Nothing to restore."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from phalanx.assemble.feed import Feed
+from phalanx.data.loading.trained_images import describe_trained_images, select_kept_checksums
 from phalanx.engine.evaluate import Score
 from phalanx.engine.state import StepMetrics, Throughput, TrainState
 from phalanx.plan.plan import Plan
@@ -27,14 +28,14 @@ class RunRecorder:
         console: Console,
         *,
         plan: Plan,
-        feed: Feed,
+        feeds: tuple[Feed, Feed],  # of the training and the validation images; may be the same
         classes: Sequence[str],
         writes: bool,
         trackers: Trackers,
     ) -> None:
         self._trackers = trackers
         self._records, self._console, self._plan = records, console, plan
-        self._feed, self._classes, self._writes = feed, classes, writes
+        (self._feed, self._valid_feed), self._classes, self._writes = feeds, classes, writes
         self._warned: set[str] = set()
 
     def on_step(self, step: int) -> None:
@@ -93,6 +94,7 @@ class RunRecorder:
         earlier = [top1 for step, top1 in state.scores.items() if step != state.step]
         self._console.score(row, best=bool(earlier) and score.top1 > max(earlier))
         self._warn_of_images()
+        self._warn_of_trained_images(state)
         if not self._writes:
             return
         self._records.add_score(row)
@@ -103,6 +105,16 @@ class RunRecorder:
         if worst:
             pixels = self._feed.thumbnails(worst)
             write_worst_mistakes(self._records.folder, worst, pixels=pixels, step=state.step)
+
+    def _warn_of_trained_images(self, state: TrainState) -> None:
+        """Print, once, how many scored images were trained on before a fork or a change of data."""
+        kept = select_kept_checksums(state.image_checksums)
+        if not kept or "trained on" in self._warned:
+            return
+        note = describe_trained_images(kept, self._valid_feed.gather_scored_checksums())
+        if note:
+            self._warned.add("trained on")
+            self._console.print(f"note: {note}")
 
     def on_averaged_score(self, state: TrainState, score: Score) -> None:
         """Print and write the score of the averaged weights."""

@@ -30,7 +30,9 @@ from phalanx.assemble.torch_setup import apply_torch_settings, preserve_torch_se
 from phalanx.config.read import Settings
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.loading.image_inputs import ImageInputs, NamedImage, collect_images
+from phalanx.data.loading.trained_images import describe_trained_images
 from phalanx.data.transforms.transform import build_transform
+from phalanx.engine.checkpoint import read_image_checksums
 from phalanx.engine.evaluate import Score, ValidBatch
 from phalanx.engine.state import hash_weights
 from phalanx.errors import DataError
@@ -113,6 +115,8 @@ def score_target(target: Target, *, passes: int = 1, ranks: Ranks | None = None)
     def describe() -> str:
         return f"its share of a score, after {done:,} of its batches"
 
+    # read first: a run that is still training may delete the checkpoint in the meantime
+    known = {} if isinstance(target, Settings) else read_image_checksums(target.start.checkpoint)
     with open_target(target, ranks) as session:
         feed, rates, gather = session.scoring_feed, [], session.rank_context.gather
         with watch_ranks(session, describe) as beat:
@@ -126,7 +130,9 @@ def score_target(target: Target, *, passes: int = 1, ranks: Ranks | None = None)
                 rates.append(found.scored / slowest)
                 row = make_score_row(found, session.plan, step=step)
             feed.exchange_problems()
-        return ScoredModel(row, feed.bad_images(), tuple(rates), tuple(session.notes))
+            scored = feed.gather_scored_checksums()
+        notes = filter(None, (*session.notes, describe_trained_images(known, scored)))
+        return ScoredModel(row, feed.bad_images(), tuple(rates), tuple(notes))
 
 
 def _refuse_differences(session: Session) -> None:

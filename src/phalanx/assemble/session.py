@@ -37,6 +37,7 @@ from phalanx.config.schema import Config
 from phalanx.data.loading.device import Normaliser
 from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
 from phalanx.data.loading.gpu_share import ImageCheck
+from phalanx.data.loading.trained_images import keep_trained_checksums
 from phalanx.disk import expand_home
 from phalanx.engine.checkpoint import convert_content_errors, load_checkpoint, load_weights
 from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS, FACTS, WEIGHTS, read_files
@@ -141,7 +142,8 @@ class Session:
             if start.use == "fork":  # keeps the parent's progress, but not its findings
                 state.step = start.first_step(self.plan)
                 state.scores, state.sums = {}, MetricSums()
-                state.bad_images, state.image_checksums, state.image_check = {}, {}, None
+                state.bad_images, state.image_check = {}, None
+                state.image_checksums = keep_trained_checksums(state.image_checksums)
                 state.throughput = Throughput()
                 state.restart_counts()
         return state

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from phalanx.assemble.average import average_run
@@ -29,6 +27,8 @@ from phalanx.assemble.run_recorder import RunRecorder
 from phalanx.assemble.session import Session
 from phalanx.assemble.summarise import RunEnd, gather_run_end, gather_run_facts, summarise_run
 from phalanx.data.layouts.image_files import describe_ignored
+from phalanx.data.loading.image_checksums import merge_checksums
+from phalanx.data.loading.trained_images import keep_trained_checksums, select_kept_checksums
 from phalanx.engine.checkpoint import CheckpointSaver, load_weights
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
@@ -206,6 +206,7 @@ def _prepare_start(training: TrainingRun) -> None:
             session.valid_feed.restore_checksums(state.image_checksums)
     else:
         state.bad_images = {}  # they may have been repaired; the others will be found again
+        state.image_checksums = keep_trained_checksums(state.image_checksums)
         if prepared.accepts_changed_data and training.context.is_first_rank:
             accepted = [*prepared.run.facts.get("accepted_changed_data", []), state.step]
             now = prepared.dataset.collect_facts()
@@ -320,7 +321,7 @@ def build_loop_dependencies(training: TrainingRun) -> LoopDependencies:
             training.records,
             training.console,
             plan=plan,
-            feed=feed,
+            feeds=(feed, session.valid_feed),
             classes=session.classes,
             writes=training.context.is_first_rank,
             trackers=training.trackers,
@@ -336,12 +337,9 @@ def _collect_findings(training: TrainingRun) -> None:
     state, feed, valid = session.state, session.feed, session.valid_feed
     for found in gather(feed.bad_images() | valid.bad_images()):
         state.bad_images |= found
-    merged: dict[str, NDArray[np.uint32]] = {}
     own = feed.image_checksums(), valid.image_checksums()
-    for one in (part for parts in gather(own) for part in parts):
-        for split, checksums in one.items():
-            merged[split] = np.maximum(merged[split], checksums) if split in merged else checksums
-    state.image_checksums = merged
+    read = merge_checksums(part for parts in gather(own) for part in parts)
+    state.image_checksums = select_kept_checksums(state.image_checksums) | read
     check = feed.image_check(state.step)
     state.image_check = None if check is None else asdict(check)
     state.throughput = Throughput.combine(gather(state.throughput))

@@ -98,7 +98,12 @@ def _describe_datasets(root: Path, source_options: "SourceOptions") -> list[dict
 
 def _describe_dataset(data: str, folder: Path, source_options: "SourceOptions") -> dict[str, Any]:
     """The images and classes of a dataset; for a split with an error, the error."""
-    from phalanx.data.formats.detect import count_ignored, describe_data_layout, describe_files
+    from phalanx.data.formats.detect import (
+        count_ignored,
+        describe_data_layout,
+        describe_files,
+        describe_similar_classes,
+    )
     from phalanx.data.formats.sources import DATA_FORMATS, open_format
 
     facts: dict[str, Any] = {"why": "", "train": None, "valid": None, "classes": None}
@@ -118,7 +123,9 @@ def _describe_dataset(data: str, folder: Path, source_options: "SourceOptions") 
         except DataError as error:
             problems += [str(error)] if str(error) not in problems else []
     layout_text = describe_data_layout(data, folder, layout)
-    facts["why"] = layout_text or describe_files(sources) or DATA_FORMATS[data].files
+    similar = describe_similar_classes(sources[0].classes) if sources and layout_text else ""
+    how_read = "; ".join(filter(None, (layout_text, similar)))
+    facts["why"] = how_read or describe_files(sources) or DATA_FORMATS[data].files
     return {**facts, "ignored": count_ignored(sources), "problems": problems}
 
 

@@ -17,6 +17,8 @@ from phalanx.config.schema import OPTIONS, Option
 from phalanx.errors import ConfigError
 from phalanx.report.terminal import drawing_stream
 
+_NARROWEST_TABLE = 60  # columns of a terminal; names take more than half of them
+
 
 def show_command_help(command: Command, words: Sequence[str]) -> None:
     """Print one command's page; with --model among the words, it ends with that model's options."""
@@ -95,14 +97,23 @@ def _describe_default(option: Option) -> str:
 
 
 def _print_rows(console: Console, heading: str, rows: list[tuple[str, str, str]]) -> None:
-    """Print a table with a heading; its columns align with other sections', defaults are dimmed."""
+    """Print rows with a heading; their columns align with other sections', defaults are dimmed.
+
+    On a terminal too narrow for columns, the meaning is printed below the name.
+    """
+    stacked = console.width < _NARROWEST_TABLE
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False, expand=True)
     table.add_column(width=2)
-    table.add_column(style="cyan", no_wrap=True, width=30)
-    table.add_column(ratio=1)
+    if not stacked:
+        table.add_column(style="cyan", no_wrap=True, width=30)
+    table.add_column(ratio=1, overflow="fold")
     for name, text, default in rows:
         shown = Text.assemble(text, (f"  [{default}]", "dim")) if default else Text(text)
-        table.add_row("", name, shown)
+        if stacked:
+            table.add_row("", Text(name, style="cyan"))
+            table.add_row("", Padding(shown, (0, 0, 0, 2)))
+        else:
+            table.add_row("", name, shown)
     console.print(Text(heading, style="bold"))
     console.print(table)
     console.print()

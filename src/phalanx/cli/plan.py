@@ -70,7 +70,7 @@ class _Prediction(NamedTuple):
     Argument("--origin", "Also say where each option's value came from.", switch=True),
     Argument(
         "--at",
-        "Show the learning rate and loss scale at these steps, such as 0,100,900.",
+        "Show the learning rate and loss scale of the step after these, such as 0,100,900.",
         items=True,
     ),
     Argument(
@@ -149,7 +149,7 @@ def _run(args: ParsedArgs) -> None:
         scale = "automatic, from " * point["automatic"] + f"{point['loss_scale']:g}"
         note = f"; {end}" * (point["step"] in late)
         rate = f"learning rate {point['lr']:g}, loss scale {scale}"
-        print(f"{'at step':<14}{point['step']:,}: {rate}{note}")
+        print(f"{'after step':<14}{point['step']:,}: {rate}{note}")
     if args["--origin"]:
         _print_origins(settings)
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load as arrays_from_bytes
 from safetensors.torch import load as tensors_from_bytes
@@ -25,6 +27,7 @@ from phalanx.engine.checkpoint_store import (
     FileContent,
     prune_checkpoints,
     read_files,
+    read_optional_file,
     write_checkpoint,
 )
 from phalanx.engine.consensus import Consensus
@@ -160,6 +163,13 @@ def _to_files(snapshot: _Snapshot, run_facts: dict[str, Any]) -> dict[str, FileC
         for file, named in snapshot.tensors.items()
     }
     return {**files, FACTS: json.dumps(facts, indent=1).encode()}
+
+
+def read_image_checksums(checkpoint: Path) -> dict[str, NDArray[np.uint32]]:
+    """The checksums of the images that the run of a checkpoint has read, by split."""
+    content = read_optional_file(checkpoint, _CHECKSUMS)
+    with convert_content_errors(checkpoint / _CHECKSUMS):
+        return arrays_from_bytes(content) if content is not None else {}
 
 
 def load_checkpoint(state: TrainState, checkpoint: Path, *, with_optimizer: bool = True) -> None:

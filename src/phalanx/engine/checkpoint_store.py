@@ -102,6 +102,12 @@ def read_files(checkpoint: Path, *needed: str) -> dict[str, bytes]:
     return {name: _read_file(checkpoint / name, expected) for name, expected in files.items()}
 
 
+def read_optional_file(checkpoint: Path, name: str) -> bytes | None:
+    """A file of a checkpoint, checked against the manifest; None if the manifest lists no such."""
+    expected = _list_files(checkpoint).get(name)
+    return None if expected is None else _read_file(checkpoint / name, expected)
+
+
 def _list_files(checkpoint: Path, *needed: str) -> dict[str, Any]:
     """The manifest's entry for each file; those needed must be among them."""
     files = _read_manifest(checkpoint)["files"]

@@ -134,6 +134,16 @@ def describe_data_layout(data: str, folder: Path, layout: LayoutOptions) -> str:
     return describe_layout(folder, layout) if data in FOLDER_FORMS else ""
 
 
+def describe_similar_classes(classes: Iterable[str]) -> str:
+    """The first two classes that somebody has probably meant to be one; empty if there are none."""
+    known: dict[str, str] = {}
+    for name in classes:
+        other = known.setdefault("".join(name.casefold().split()), name)
+        if other != name:
+            return f"{other} and {name} differ only in case or spaces, and are two classes"
+    return ""
+
+
 def count_ignored(sources: Iterable[Source]) -> dict[str, int]:
     """The number of files in some splits that are ignored, by reason."""
     total: Counter[str] = Counter()

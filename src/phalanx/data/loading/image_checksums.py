@@ -1,6 +1,6 @@
 """Checksums of the images that a run has read, to notice an image that changes during the run."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from threading import Thread
 
 import numpy as np
@@ -70,3 +70,14 @@ class ImageChecksums:
             f"{self._source.name(index)} in {self._source.root}: {what} since this run read it: "
             "restore the old image and resume, or resume with --accept-changed-data"
         )
+
+
+def merge_checksums(
+    parts: Iterable[Mapping[str, NDArray[np.uint32]]],
+) -> dict[str, NDArray[np.uint32]]:
+    """The checksums that several processes have collected, by split."""
+    merged: dict[str, NDArray[np.uint32]] = {}
+    for part in parts:
+        for split, checksums in part.items():
+            merged[split] = np.maximum(merged[split], checksums) if split in merged else checksums
+    return merged
