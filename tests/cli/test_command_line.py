@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import phalanx
+from phalanx.cli import doctor
 from phalanx.cli.main import COMMANDS, load_command, main
 from phalanx.config.presets import builtin_preset_folder, iterate_old_presets
 from phalanx.config.schema import OPTIONS
@@ -357,6 +358,26 @@ def test_the_doctor_lists_every_dependency_and_every_extra(say, monkeypatch):
     told = say("doctor")
     assert "note  extra sweep             optuna is not installed (phalanx sweep)\n" in told
     assert "-> pip install 'phalanx[sweep]'\n" in told and "ready to train" in told
+    lacking = {"starlette", "orjson"}
+    monkeypatch.setattr("phalanx.cli.doctor.find_spec", lambda name: name not in lacking or None)
+    findings = {row["what"]: row for row in json.loads(say("doctor", "--json"))}
+    found = "starlette, orjson are not installed (phalanx serve)"
+    assert findings["extra serve"]["found"] == found
+
+
+def test_the_doctor_names_packages_that_are_too_old(say, monkeypatch, capsys):
+    old = {"torch": "2.9.1+cpu", "simplejpeg": "1.7.9", "onnx": "1.16.2", "onnxscript": "0.4.0"}
+    version = doctor.metadata.version
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: old.get(name) or version(name))
+    assert main(["doctor"]) == 1
+    told = capsys.readouterr().out
+    assert "MISS  torch                   2.9.1+cpu is too old (everything)\n" in told
+    assert "-> pip install 'torch>=2.11'\n" in told and "\n1 missing or too old\n" in told
+    assert "note  simplejpeg              1.7.9 is too old (fast JPEG decoding" in told
+    assert "note  extra export            onnx 1.16.2, onnxscript 0.4.0 are too old (" in told
+    assert "-> pip install 'phalanx[export]'\n" in told
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: None)
+    assert "ok    torch                   2.9.1+cpu (everything)\n" in say("doctor")
 
 
 def test_the_doctor_warns_of_more_threads_than_cores(say, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -29,18 +30,25 @@ _PACKAGES = {  # import name: (package, what for, can Phalanx train without it)
     "PIL": ("Pillow", "PNG and odd JPEGs", False),
     "google_crc32c": ("google-crc32c", "checksums of data", False),
 }
-_EXTRAS = {  # name: (import name, package, what for); for those who ask for it
-    "parquet": ("pyarrow", "pyarrow", "data in Parquet files"),
-    "sweep": ("optuna", "optuna", "phalanx sweep"),
-    "heic": ("pillow_heif", "pillow-heif", "HEIC photographs"),
-    "serve": ("uvicorn", "uvicorn", "phalanx serve"),
-    "lightning": ("pytorch_lightning", "pytorch-lightning", "--engine lightning"),
-    "tensorboard": ("tensorboard", "tensorboard", "to look at what --tensorboard writes"),
-    "wandb": ("wandb", "wandb", "--wandb"),
-    "export": ("onnxscript", "onnxscript", "phalanx export to ONNX and Triton"),
-    "mlflow": ("mlflow", "mlflow-skinny", "--mlflow"),
-    "port": ("h5py", "h5py", "phalanx port weights of Keras files"),
+_EXTRAS = {  # name: (packages by import name, what for); for those who ask for it
+    "parquet": ({"pyarrow": "pyarrow"}, "data in Parquet files"),
+    "sweep": ({"optuna": "optuna"}, "phalanx sweep"),
+    "heic": ({"pillow_heif": "pillow-heif"}, "HEIC photographs"),
+    "serve": (
+        {name: name for name in ("starlette", "uvicorn", "httptools", "orjson", "onnxruntime")},
+        "phalanx serve",
+    ),
+    "lightning": ({"pytorch_lightning": "pytorch-lightning"}, "--engine lightning"),
+    "tensorboard": ({"tensorboard": "tensorboard"}, "to look at what --tensorboard writes"),
+    "wandb": ({"wandb": "wandb"}, "--wandb"),
+    "export": (
+        {name: name for name in ("onnx", "onnxscript", "onnxruntime")},
+        "phalanx export to ONNX and Triton",
+    ),
+    "mlflow": ({"mlflow": "mlflow-skinny"}, "--mlflow"),
+    "port": ({name: name for name in ("h5py", "onnx")}, "phalanx port weights of Keras files"),
 }
+_REQUIREMENT = re.compile(r"([\w.-]+)>=([\d.]+)")  # as a line of our own metadata begins
 _ENOUGH_DISK = 2 * 2**30
 
 
@@ -77,7 +85,7 @@ def _run(args: ParsedArgs) -> int:
         print(f"{marks[check.state]}  {check.what:<24}{check.found}")
         if check.remedy:
             print(f"      {'':<24}-> {check.remedy}")
-    print(f"\n{missing} missing" if missing else "\nready to train: phalanx train")
+    print(f"\n{missing} missing or too old" if missing else "\nready to train: phalanx train")
     return min(missing, 1)
 
 
@@ -90,26 +98,59 @@ def _check_python() -> _Check:
 
 
 def _check_packages() -> Iterator[_Check]:
-    """Every package that Phalanx imports: whether it can be imported."""
+    """Every package that Phalanx imports: whether it can be imported and is new enough."""
+    oldest = _read_oldest()
     for name, (package, purpose, optional) in _PACKAGES.items():
+        state = "note" if optional else "missing"
         try:
             import_module(name)
         except (ImportError, OSError) as error:  # OSError: a shared library does not load
-            state = "note" if optional else "missing"
             yield _Check(package, f"{error} ({purpose})", state, f"pip install {package}")
+            continue
+        found = _find_version(package)
+        if _is_older(found, oldest.get(package)):
+            remedy = f"pip install '{package}>={oldest[package]}'"
+            yield _Check(package, f"{found} is too old ({purpose})", state, remedy)
         else:
-            yield _Check(package, f"{_find_version(package)} ({purpose})", "ok")
+            yield _Check(package, f"{found} ({purpose})", "ok")
 
 
 def _check_extras() -> Iterator[_Check]:
     """The optional packages, and what each is for."""
-    for name, (module, package, purpose) in _EXTRAS.items():
-        what = f"extra {name}"
-        if find_spec(module) is None:
-            remedy = f"pip install 'phalanx[{name}]'"
-            yield _Check(what, f"{package} is not installed ({purpose})", "note", remedy)
+    oldest = _read_oldest()
+    for name, (packages, purpose) in _EXTRAS.items():
+        found = {package: _find_version(package) for package in packages.values()}
+        missing = [package for module, package in packages.items() if find_spec(module) is None]
+        old = [f"{one} {found[one]}" for one in found if _is_older(found[one], oldest.get(one))]
+        problem = "not installed" if missing else "too old"
+        if affected := missing or old:
+            verb = "is" if len(affected) == 1 else "are"
+            text, state = f"{', '.join(affected)} {verb} {problem}", "note"
         else:
-            yield _Check(what, f"{package} {_find_version(package)} ({purpose})", "ok")
+            text, state = ", ".join(f"{one} {version}" for one, version in found.items()), "ok"
+        remedy = f"pip install 'phalanx[{name}]'" if affected else ""
+        yield _Check(f"extra {name}", f"{text} ({purpose})", state, remedy)
+
+
+def _read_oldest() -> dict[str, str]:
+    """The oldest version that works of each package, from our own metadata."""
+    try:
+        lines = metadata.requires("phalanx") or []
+    except metadata.PackageNotFoundError:  # run from a checkout, without having been installed
+        return {}
+    return {match[1]: match[2] for line in lines if (match := _REQUIREMENT.match(line))}
+
+
+def _is_older(version: str, oldest: str | None) -> bool:
+    """Whether a version is known to be older than another, by its leading numbers.
+
+    >>> _is_older("2.9.1+cpu", "2.11"), _is_older("2.11.0a0", "2.11"), _is_older("3.0", None)
+    (True, False, False)
+    """
+    numbers = re.match(r"\d+(\.\d+)*", version)
+    if numbers is None or oldest is None:
+        return False
+    return [int(n) for n in numbers[0].split(".")] < [int(n) for n in oldest.split(".")]
 
 
 def _find_version(package: str) -> str:
