@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import phalanx
-from phalanx.cli import doctor
+from phalanx.cli import packages
 from phalanx.cli.main import COMMANDS, load_command, main
 from phalanx.config.presets import builtin_preset_folder, iterate_old_presets
 from phalanx.config.schema import OPTIONS
@@ -367,8 +367,8 @@ def test_the_doctor_lists_every_dependency_and_every_extra(say, monkeypatch):
 
 def test_the_doctor_names_packages_that_are_too_old(say, monkeypatch, capsys):
     old = {"torch": "2.9.1+cpu", "simplejpeg": "1.7.9", "onnx": "1.16.2", "onnxscript": "0.4.0"}
-    version = doctor.metadata.version
-    monkeypatch.setattr(doctor.metadata, "version", lambda name: old.get(name) or version(name))
+    version = packages.metadata.version
+    monkeypatch.setattr(packages.metadata, "version", lambda name: old.get(name) or version(name))
     assert main(["doctor"]) == 1
     told = capsys.readouterr().out
     assert "MISS  torch                   2.9.1+cpu is too old (everything)\n" in told
@@ -376,8 +376,23 @@ def test_the_doctor_names_packages_that_are_too_old(say, monkeypatch, capsys):
     assert "note  simplejpeg              1.7.9 is too old (fast JPEG decoding" in told
     assert "note  extra export            onnx 1.16.2, onnxscript 0.4.0 are too old (" in told
     assert "-> pip install 'phalanx[export]'\n" in told
-    monkeypatch.setattr(doctor.metadata, "requires", lambda name: None)
+    monkeypatch.setattr(packages.metadata, "requires", lambda name: None)
     assert "ok    torch                   2.9.1+cpu (everything)\n" in say("doctor")
+
+
+@pytest.mark.parametrize("words", [("doctor",), ("train", "demo", "--steps", "1")])
+def test_packages_that_do_not_fit_are_no_bug_of_phalanx(tmp_path, monkeypatch, words):
+    (tmp_path / "old").mkdir()
+    for name in ("pydantic", "rich"):
+        (tmp_path / f"old/{name}.py").write_text("raise SystemError('another core')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'old'}{os.pathsep}{HOME / 'src'}")
+    done = start(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"phalanx {words[0]}: packages that Phalanx needs are missing or too old:\n"
+        "  pydantic: another core (options); pip install pydantic\n"
+        "  rich: another core (progress and help); pip install rich\n"
+    )
 
 
 def test_the_doctor_warns_of_more_threads_than_cores(say, monkeypatch, capsys):
