@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import phalanx
+from phalanx.cli import packages
 from phalanx.cli.main import COMMANDS, load_command, main
 from phalanx.config.presets import builtin_preset_folder, iterate_old_presets
 from phalanx.config.schema import OPTIONS
@@ -72,7 +73,8 @@ def test_every_command_explains_itself_with_examples(say, name):
     assert out.startswith(f"usage: phalanx {name}")
     assert f"  phalanx {name}" in out.partition("Examples")[2]
     used = set(re.findall(r"--[a-z][\w-]*", out.partition("\n\n")[0])) - {"--option"}
-    assert used <= set(re.findall(r"^ {4}(--[\w-]+)", out, flags=re.MULTILINE))
+    # rich before 14.3 indents by one column more
+    assert used <= set(re.findall(r"^ {4,5}(--[\w-]+)", out, flags=re.MULTILINE))
 
 
 def test_a_group_lists_its_commands(say):
@@ -379,6 +381,41 @@ def test_the_doctor_lists_every_dependency_and_every_extra(say, monkeypatch):
     told = say("doctor")
     assert "note  extra sweep             optuna is not installed (phalanx sweep)\n" in told
     assert "-> pip install 'phalanx[sweep]'\n" in told and "ready to train" in told
+    lacking = {"starlette", "orjson"}
+    monkeypatch.setattr("phalanx.cli.doctor.find_spec", lambda name: name not in lacking or None)
+    findings = {row["what"]: row for row in json.loads(say("doctor", "--json"))}
+    found = "starlette, orjson are not installed (phalanx serve)"
+    assert findings["extra serve"]["found"] == found
+
+
+def test_the_doctor_names_packages_that_are_too_old(say, monkeypatch, capsys):
+    old = {"torch": "2.9.1+cpu", "simplejpeg": "1.7.9", "onnx": "1.16.2", "onnxscript": "0.4.0"}
+    version = packages.metadata.version
+    monkeypatch.setattr(packages.metadata, "version", lambda name: old.get(name) or version(name))
+    assert main(["doctor"]) == 1
+    told = capsys.readouterr().out
+    assert "MISS  torch                   2.9.1+cpu is too old (everything)\n" in told
+    assert "-> pip install 'torch>=2.11'\n" in told and "\n1 missing or too old\n" in told
+    assert "note  simplejpeg              1.7.9 is too old (fast JPEG decoding" in told
+    assert "note  extra export            onnx 1.16.2, onnxscript 0.4.0 are too old (" in told
+    assert "-> pip install 'phalanx[export]'\n" in told
+    monkeypatch.setattr(packages.metadata, "requires", lambda name: None)
+    assert "ok    torch                   2.9.1+cpu (everything)\n" in say("doctor")
+
+
+@pytest.mark.parametrize("words", [("doctor",), ("train", "demo", "--steps", "1")])
+def test_packages_that_do_not_fit_are_no_bug_of_phalanx(tmp_path, monkeypatch, words):
+    (tmp_path / "old").mkdir()
+    for name in ("pydantic", "rich"):
+        (tmp_path / f"old/{name}.py").write_text("raise SystemError('another core')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'old'}{os.pathsep}{HOME / 'src'}")
+    done = start(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"phalanx {words[0]}: packages that Phalanx needs are missing or too old:\n"
+        "  pydantic: another core (options); pip install pydantic\n"
+        "  rich: another core (progress and help); pip install rich\n"
+    )
 
 
 def test_the_doctor_warns_of_more_threads_than_cores(say, monkeypatch, capsys):

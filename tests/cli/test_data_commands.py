@@ -123,6 +123,16 @@ def test_mistakes_end_with_a_line_and_a_code(say, words, code, message):
     assert (found, out) == (code, "") and message in err
 
 
+def test_a_folder_without_data_is_refused_with_what_it_holds(say, tmp_path, monkeypatch):
+    monkeypatch.setattr("phalanx.data.layouts.image_files.find_spec", lambda name: None)
+    for name in ("cat/1.heic", "dog/2.HEIC", "dog/2.xcf", "dog/.hidden"):
+        (tmp_path / "phone" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "phone" / name).write_bytes(b"")
+    code, out, err = say("list", "phone")
+    ignored = "ignored 3 files: 2 .heic (pip install 'phalanx[heic]'), 1 .xcf"
+    assert (code, out) == (3, "") and f" folders below ({ignored}); `phalanx data list`" in err
+
+
 def publish_here(monkeypatch, tmp_path, data=b"bytes of an archive"):
     (tmp_path / "there").mkdir()
     (tmp_path / "there/some.tar.gz").write_bytes(data)

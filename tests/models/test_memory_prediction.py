@@ -68,7 +68,8 @@ def peak_of_tensors(model: nn.Module, image_size: int) -> int:
 
 def peak_of_allocator(model: nn.Module, image_size: int) -> int:
     """The most bytes that torch's allocator gave out in a real step."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    watched = {"profile_memory": True, "acc_events": True}  # without the last, torch 2.11 warns
+    with profile(activities=[ProfilerActivity.CPU], **watched) as profiled:
         real_step(model, image_size)
     events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
     now = peak = 0

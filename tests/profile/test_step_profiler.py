@@ -1,6 +1,7 @@
 """The profiler around a loop of a few steps: what it leaves behind; no fault of it ends a run."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -75,6 +76,20 @@ def test_a_fault_of_torchs_profiler_does_not_end_the_run(tmp_path, monkeypatch, 
     assert calls.count("stop") == (1 if method in ("stop", "export_chrome_trace") else len(told))
     with profile():  # raises where another one was left running
         pass
+
+
+def test_what_torch_says_of_several_cycles_is_not_shown(tmp_path, monkeypatch):
+    class OfTorch211(profile):
+        def start(self) -> None:
+            warnings.warn("Warning: Profiler clears events at the end of each cycle.", stacklevel=2)
+            super().start()
+
+    monkeypatch.setattr(step_profiler, "profile", OfTorch211)
+    told: list[str] = []
+    profiler = make_profiler(tmp_path / "profile", print_line=told.append)
+    assert train(profiler, 0, 3) == 3
+    profiler.close()
+    assert not any(line.startswith("note: profile") for line in told)
 
 
 def test_a_fault_at_the_end_of_a_run_does_not_say_that_it_goes_on(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 from phalanx.errors import (
     OUT_OF_MEMORY,
     Bug,
+    ConfigError,
     DiskError,
     DivergedError,
     FailedElsewhere,
@@ -42,8 +43,8 @@ def report_bugs(folder: Path | None = None) -> Iterator[None]:
     """Context whose unexpected errors become a Bug; the traceback goes into the folder.
 
     Without a folder, or if it cannot be written, it goes to the temporary files. An OSError that
-    names a file becomes a DiskError, a failed allocation OutOfMemory, and an error raised in a
-    plugin a PluginBug.
+    names a file becomes a DiskError, a failed allocation OutOfMemory, an error raised in a plugin
+    a PluginBug, and any other a ConfigError where packages are missing or too old.
     """
     try:
         yield
@@ -94,7 +95,7 @@ def _convert_error(error: Exception, folder: Path | None) -> Exception:
     if isinstance(error, OSError) and error.filename is not None:
         name = os.fsdecode(error.filename)
         return DiskError(f"{name}: {error.strerror}; fix that, or name another file")
-    return _make_plugin_bug(error, folder) or _make_bug(error, folder)
+    return _make_plugin_bug(error, folder) or _blame_packages() or _make_bug(error, folder)
 
 
 def _describe_out_of_memory(text: str) -> str:
@@ -130,6 +131,16 @@ def _make_plugin_bug(error: Exception, folder: Path | None) -> PluginBug | None:
         f"{line}: {_describe_kind(error)}. Fix it there; the traceback "
         f"{_write_traceback(error, built)}"
     )
+
+
+def _blame_packages() -> ConfigError | None:
+    """The error that names packages which are missing or too old; None if all are as needed."""
+    from phalanx.cli.packages import check_packages
+
+    unfit = [check for check in check_packages() if check.state == "missing"]
+    lines = [f"  {check.what}: {check.found}; {check.remedy}" for check in unfit]
+    first = "packages that Phalanx needs are missing or too old:"
+    return ConfigError("\n".join([first, *lines])) if unfit else None
 
 
 def _describe_kind(error: Exception) -> str:

@@ -7,6 +7,7 @@ one that is timed. If something fails, such as a full disk, this is noted and th
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -179,7 +180,10 @@ class StepProfiler:
             record_shapes=is_full,
             with_stack=is_full,
         )
-        self._profiler.start()
+        with warnings.catch_warnings():
+            # torch 2.11 says it of every profile; there is only one cycle
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+            self._profiler.start()
 
     def _wait_for_device(self) -> None:
         """Wait for the device."""

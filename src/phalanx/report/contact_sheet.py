@@ -41,7 +41,7 @@ def _has_letters(font: Path, letters: Iterable[int]) -> bool:
 
     try:
         ImageFont.truetype(font, _FONT_SIZE)
-        return all(map(FT2Font(font).get_char_index, letters))
+        return all(map(FT2Font(str(font)).get_char_index, letters))
     except (OSError, RuntimeError):  # a font of bitmaps, or a damaged one
         return False
 

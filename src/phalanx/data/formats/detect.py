@@ -11,7 +11,13 @@ from phalanx.catalog.datasets import DATASETS
 from phalanx.data.formats.folder import describe_layout
 from phalanx.data.formats.index import IndexedSource, convert_read_errors
 from phalanx.data.formats.sources import DATA_FORMATS, FOLDER_FORMS, Source, refuse_no_folder
-from phalanx.data.layouts.image_files import has_images, has_loose_images, list_folders
+from phalanx.data.layouts.image_files import (
+    describe_ignored,
+    describe_reason,
+    has_images,
+    has_loose_images,
+    list_folders,
+)
 from phalanx.data.layouts.listing import DEFAULT_LAYOUT, LayoutOptions
 from phalanx.data.layouts.split_folders import find_split_folders
 from phalanx.disk import quote_path
@@ -207,9 +213,16 @@ def describe_no_dataset(root: Path) -> str:
                 f"classes, or give their classes with --labels {table}, or --class-from prefix for "
                 "names such as cat.1.jpg"
             )
+    ignored = Counter(
+        describe_reason(entry.name)
+        for folder, _ in _search(root)
+        for entry in os.scandir(folder)
+        if entry.is_file() and not entry.name.startswith(".")
+    )
+    found = f" ({describe_ignored(ignored)})" if ignored else ""
     return (
-        f"{root}: nothing readable here or up to {_MAX_DEPTH} folders below; `phalanx data list` "
-        "lists what can be read"
+        f"{root}: nothing readable here or up to {_MAX_DEPTH} folders below{found}; `phalanx data "
+        "list` lists what can be read"
     )
 
 
