@@ -327,10 +327,11 @@ class Session:
 
 def _match_classes(found: Sequence[str], known: Sequence[str]) -> NDArray[np.int64]:
     """For each class of the data, its number in the model; DataError for an unknown class."""
-    unknown = [name for name in found if name not in known]
+    numbers = {name: number for number, name in enumerate(known)}
+    unknown = [name for name in found if name not in numbers]
     if unknown:
         raise DataError(
             f"the data has classes that the model was not trained on: {', '.join(unknown[:5])}; "
             f"remove or rename them: it knows {', '.join(known[:10])}{', ...' * (len(known) > 10)}"
         )
-    return np.array([list(known).index(name) for name in found], np.int64)
+    return np.array([numbers[name] for name in found], np.int64)

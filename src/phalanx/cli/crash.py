@@ -95,7 +95,7 @@ def _convert_error(error: Exception, folder: Path | None) -> Exception:
     if isinstance(error, OSError) and error.filename is not None:
         name = os.fsdecode(error.filename)
         return DiskError(f"{name}: {error.strerror}; fix that, or name another file")
-    return _make_plugin_bug(error, folder) or _blame_packages() or _make_bug(error, folder)
+    return _make_plugin_bug(error, folder) or _make_package_error() or _make_bug(error, folder)
 
 
 def _describe_out_of_memory(text: str) -> str:
@@ -133,7 +133,7 @@ def _make_plugin_bug(error: Exception, folder: Path | None) -> PluginBug | None:
     )
 
 
-def _blame_packages() -> ConfigError | None:
+def _make_package_error() -> ConfigError | None:
     """The error that names packages which are missing or too old; None if all are as needed."""
     from phalanx.cli.packages import check_packages
 
