@@ -85,7 +85,7 @@ def _vary_devices(config: Config, plan: Plan) -> _Variation:
     elif config.machine.no_fold:
         why_not = "--no-fold forbids it"
     elif ranks == 1 and plan.device != "cpu":
-        why_not = "there is one GPU"
+        why_not = "it runs on one GPU"
     return _Variation("devices", what, {"devices": str(devices)}, why_not=why_not)
 
 
@@ -139,7 +139,9 @@ def _train_until_kill(words: Sequence[str], run: Path, step: int) -> str:
             if list((run / "checkpoints").glob(f"step-*{step}")):
                 process.kill()
             time.sleep(_POLL_S)
-    return "" if process.returncode < 0 else "the run ended before it could be killed"
+    if process.returncode > 0:
+        raise _TrainingFailed("until it is killed", process.returncode, _log_path(run))
+    return "" if process.returncode else "the run ended before it could be killed"
 
 
 @contextmanager
